@@ -88,7 +88,7 @@ def parts(text: str) -> dict[str, ChapterPart]:
             raise ValueError(f"the line {marker[0]!r} has no function {name} after it")
         end = sum(map(len, lines[: functions[name].end_lineno]))
         source = text[marker.end() : end].strip()
-        if digest and digest != _digest(source):
+        if digest and digest != digest_of(source):
             whose = Whose.BY_HAND
         found[name] = ChapterPart(chapter, name, Whose(whose or Whose.NOT_YET), source, marker.start(), end)
     return found
@@ -187,11 +187,12 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _with(text: str, part: ChapterPart, source: str, whose: Whose) -> str:
-    marker = f"# {part.chapter} {part.name}: {whose} [{_digest(source)}]"
+    marker = f"# {part.chapter} {part.name}: {whose} [{digest_of(source)}]"
     return f"{text[: part.start]}{marker}\n{source}\n{text[part.end :]}"
 
 
-def _digest(source: str) -> str:
+def digest_of(source: str) -> str:
+    """Of a part, or of the whole file: whether it is still the same."""
     return hashlib.sha256(source.strip().encode()).hexdigest()[:8]
 
 

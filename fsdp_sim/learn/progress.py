@@ -14,12 +14,15 @@ from fsdp_sim.learn.verdict import Grade
 
 __all__ = [
     "VARIABLE",
+    "Climb",
     "Estimate",
     "ExerciseEntry",
     "ExerciseState",
     "change",
+    "climbed",
     "entry",
     "estimates",
+    "keep_climb",
     "keep_estimate",
     "keep_puzzle",
     "path",
@@ -75,10 +78,23 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     ratio: float | None = None
 
 
+class Climb(msgspec.Struct, frozen=True):
+    """When the learner's own FSDP trained as torch's.
+
+    Attributes:
+        text: the digest of its file then.
+        on: the day, as 2026-11-28.
+    """
+
+    text: str
+    on: str
+
+
 class _File(msgspec.Struct, omit_defaults=True):
     exercises: dict[str, ExerciseEntry] = {}
     predictions: dict[str, Estimate] = {}
     puzzles: dict[str, int] = {}
+    climb: Climb | None = None
     version: int = VERSION
 
 
@@ -149,5 +165,24 @@ def keep_puzzle(name: str, stars: int) -> str:
     def changed(file: _File) -> _File:
         most = max(stars, file.puzzles.get(name, 0))
         return msgspec.structs.replace(file, puzzles=file.puzzles | {name: most})
+
+    return kept.change(path(), _File, changed)
+
+
+def climbed() -> Climb | None:
+    """When the learner's own FSDP last trained as torch's; None if it never has."""
+    return kept.read(path(), _File).climb
+
+
+def keep_climb(given: Climb) -> str:
+    """Keep that the learner's own FSDP trained as torch's; of the same file the first day stays.
+
+    Returns:
+        what went wrong, as a sentence; empty if nothing did.
+    """
+
+    def changed(file: _File) -> _File:
+        again = file.climb is not None and file.climb.text == given.text
+        return file if again else msgspec.structs.replace(file, climb=given)
 
     return kept.change(path(), _File, changed)

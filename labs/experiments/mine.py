@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from fsdp_sim.learn import mine as own
+from fsdp_sim.learn import progress
 from fsdp_sim.ranks import Network, RanksError, run
 from fsdp_sim.timeline import RECORDER, Op, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s
@@ -114,6 +116,7 @@ class Mine:
         ladder, timelines: None unless they were asked for, and where the training failed. The timelines are of torch's
             `fully_shard` and of the file.
         trouble: why its training failed.
+        climbed: when the file, or one before it, last trained as torch's.
     """
 
     file: Path
@@ -121,6 +124,7 @@ class Mine:
     ladder: Ladder | None = None
     timelines: dict[str, Timeline] | None = None
     trouble: str = ""
+    climbed: progress.Climb | None = None
 
     @cached_property
     def parts(self) -> list[own.ChapterPart]:
@@ -141,10 +145,18 @@ class Mine:
         if self.trouble:
             return f"{text}. It does not train: {self.trouble}"
         if self.ladder is None:
-            return text
+            return text + self.reached
         if self.as_torch:
             return f"{text}. It trains as torch's fully_shard, bit for bit and collective by collective"
         return f"{text}. It does not train as torch's fully_shard: {' '.join(self.ladder.divergences) or 'bits differ'}"
+
+    @property
+    def reached(self) -> str:
+        """When it trained as torch's, as far as anybody knows without training it; empty if it never has."""
+        if self.climbed is None:
+            return ""
+        since = "" if self.climbed.text == own.digest_of(self.text) else ", and has changed since: climb again"
+        return f". It trained as torch's fully_shard, bit for bit, on {self.climbed.on}{since}"
 
     @property
     def as_torch(self) -> bool:
@@ -224,13 +236,16 @@ def mine(file: str | Path | None = None, *, ranks: int = 2, climb_it: bool = Tru
     text = own.begun() if file is None and not path.is_file() else own.read(path)
     own.parts(text)
     if not climb_it:
-        return Mine(path, text)
+        return Mine(path, text, climbed=progress.climbed())
     try:
         ladder = climb(LadderConfig(ranks=ranks), RUNGS, last=yours(path.name, text))
         timelines = {name: last_step(source, ranks) for name, source in zip(WAYS, ("", text), strict=True)}
     except RanksError as error:  # a notebook goes on
         return Mine(path, text, trouble=error.verdict.headline)
-    return Mine(path, text, ladder, timelines)
+    found = Mine(path, text, ladder, timelines)
+    if found.as_torch:
+        progress.keep_climb(progress.Climb(own.digest_of(text), f"{date.today():%Y-%m-%d}"))
+    return found
 
 
 # ---- Under torchrun -------------------------------------------------------------------------------------------------

@@ -240,6 +240,9 @@ curves(lines, "With so many tokens per GPU and micro-batch the network is hidden
 at_25 = lines["A100-SXM-80GB, half its peak"][25]
 print(f"an A100 whose ring has 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
 assert 45_000 < at_25 < 50_000
+flops_per_s, bytes_per_s = 0.5 * Cluster("A100-SXM-80GB").gpu.peak_flops("bf16"), 25e9 / 8
+for model in (8e9, 16e9):
+    assert abs((2 * model * at_25 / flops_per_s) / (2 * model * 63 / 64 / bytes_per_s) - 1) < 0.01
 
 # %% [markdown]
 # P parameters compute T tokens in 2 P T / F seconds, where F is the FLOP/s that you reach. Their 2 P bytes travel in
@@ -252,9 +255,10 @@ assert 45_000 < at_25 < 50_000
 # with eight links of 50 GB/s:
 
 # %%
-viz.roofline(
-    simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), Plan(micro_batch=1, seq_len=4096, param_dtype="bf16"))
-)
+eight_nodes = Cluster("H100-SXM-80GB", gpus=64)
+roofs = viz.roofline(simulate("llama3-8b", eight_nodes, Plan(micro_batch=1, seq_len=4096, param_dtype="bf16")))
+assert {unit[-1] for unit in roofs.tables[1].rows} == {"yes"}  # that it hides what it communicates
+roofs.titled("Every unit computes for longer than it communicates")
 
 # %% [markdown]
 # ## 5. A thousand GPUs
@@ -353,7 +357,9 @@ vary = {
     "shard_size": ["64", "16", "8"], "reshard_after_forward": ["true", "false"], "requires_all_reduce": ["true", "last"]
 }  # fmt: skip
 print("your plan:", answer)
-viz.pareto(Sweep(fixed, vary))
+plans = viz.pareto(Sweep(fixed, vary))
+assert [(size, reduces) for _, size, _, reduces, *_ in plans.tables[0].rows[:2]] == [("8", "last")] * 2
+plans.titled("The two fastest shard inside a node, and reduce between nodes once")
 
 # %% [markdown]
 # Every mark is a plan, simulated. Those on the line are beaten by nothing in both time and memory. If a sweep is too

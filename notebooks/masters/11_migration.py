@@ -358,7 +358,8 @@ titles = ("FSDP1, SHARD_GRAD_OP", f"FSDP2, {setting['reshard_after_forward']}")
 viz.compare(old.timeline, translated.timeline, titles=titles).titled("Thirteen all-gathers in either")
 
 # %% [markdown] covers=["coverage 004.91", "coverage 004.92", "coverage 004.94", "misconception 4.100"]
-# Simulated, and the same collectives.
+# Simulated, and the same collectives. (FSDP1's bars are longer for another reason. In backward its CPU issues these
+# small kernels too late, and the GPU waits for it.)
 #
 # ## 4. Translate a whole step
 #
@@ -612,6 +613,7 @@ HTML(viz.Table("The command grows, the script does not", ("", "command"), comman
 from labs.config import TrainConfig
 
 options = set(TrainConfig().by_key())
+assert not any("node" in option for option in options)  # torchrun says how many there are
 assert {"api", "wrap", "activation_checkpointing", "compile", "out", "save_every", "model"} <= options
 
 # %% [markdown] covers=["coverage 001.4", "coverage 001.6", "coverage 001.11"]

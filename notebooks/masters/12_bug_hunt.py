@@ -666,7 +666,7 @@ found = hang_for_real(rank=1, unit="layers.2", step=1)
 print(found.findings[0])
 assert found.findings[0].missing == (1,)
 assert found.findings[0].waiting == (0, 2, 3)
-assert found.findings[0].unit == "layers.2"
+assert (found.findings[0].kind, found.findings[0].unit) == ("all-gather", "layers.2")
 
 # %% tags=["hide-input"]
 of = {rank: {e.collective_seq_id: e for e in dump.entries} for rank, dump in sorted(found.dumps.items())}

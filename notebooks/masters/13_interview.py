@@ -109,6 +109,7 @@ print(clock.stop(checked))
 gathered = tried("all_gather_from_sends", checked.use)
 bars = {f"rank {r}": [(ALL_GATHER, sent_bytes(of) / 2**10)] for r, of in enumerate(gathered.records)}
 assert all(whole.equal(gathered[0]) for whole in gathered)
+assert all(abs(sent_bytes(of) / (3 / 4 * gathered[0].nbytes) - 1) < 0.01 for of in gathered.records)
 sent_bars(bars, "KiB sent", "Every rank sends three shards of four: all links work at once")
 
 # %% [markdown]
@@ -127,6 +128,8 @@ whole = stepped[0]["weights"].nbytes / 2**10
 kinds = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
 parts = [(kinds[record.op], 3 / 4 * message_bytes(record) / 2**10) for record in stepped.records[0]]
 bars = {"ZeRO-1": parts, "DDP": [(ALL_REDUCE, 2 * 3 / 4 * whole)]}
+assert abs(sum(kib for _, kib in parts) / (2 * 3 / 4 * whole) - 1) < 0.01
+assert 4 * stepped[0]["momentum"].numel() == stepped[0]["weights"].numel()
 sent_bars(bars, "KiB sent by rank 0, as rings", "ZeRO-1 sends what DDP sends, and keeps a fourth of the momentum")
 
 # %% [markdown]
@@ -134,7 +137,9 @@ sent_bars(bars, "KiB sent by rank 0, as rings", "ZeRO-1 sends what DDP sends, an
 
 # %% tags=["nbval-ignore-output"]
 hang = error_of(tried, "case_40", load("case_40").stub)
-where_ranks_stand(hang, "One rank is in an all-reduce, the others are one collective further")
+stands = where_ranks_stand(hang, "One rank is in an all-reduce, and no other will come")
+assert sum("all_reduce" in "".join(row) for row in stands.tables[0].rows) == 1
+stands
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("case_40")
@@ -147,6 +152,7 @@ print(clock.stop(checked))
 mended = tried("case_40", checked.use)
 calls = {rank: [record.op for record in of] for rank, of in enumerate(mended.records)}
 assert len({tuple(of) for of in calls.values()}) == 1
+assert calls[0].count("all_reduce") == 4
 bars = {f"rank {r}": [(ALL_REDUCE, float(of.count("all_reduce")))] for r, of in calls.items()}
 sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its norm in every step")
 
@@ -248,6 +254,12 @@ print(clock.stop(checked))
 reduced = tried("ddp_buckets", checked.use)
 limit = load("ddp_buckets").judge.inputs(0)[0][1] / 2**10
 bars = {f"bucket {n}": [(ALL_REDUCE, message_bytes(r) / 2**10)] for n, r in enumerate(reduced.records[0], 1)}
+assert all(message_bytes(record) / 2**10 >= limit for record in reduced.records[0][:-1])
+layers, ready = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), []
+for name, parameter in layers.named_parameters():
+    parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
+layers(torch.ones(1, 2)).sum().backward()
+assert ready[-1].startswith("0.")  # so one message of all gradients would leave when backward has ended
 sent_bars(bars, "KiB reduced", f"A bucket leaves when it holds {limit:.0f} KiB, while backward goes on")
 
 # %% [markdown]
@@ -266,6 +278,7 @@ halves = [checked.use(shards, rank) for rank in range(2)]
 assert torch.cat(halves).equal(torch.cat(shards))
 files = {f"shard {r}": (int(shard[0]), int(shard[-1]) + 1) for r, shard in enumerate(shards)}
 wanted = {f"rank {r}": (int(half[0]), int(half[-1]) + 1) for r, half in enumerate(halves)}
+assert files["shard 1"][0] < wanted["rank 0"][1] == wanted["rank 1"][0] < files["shard 1"][1]
 reads(files, wanted, "Ten rows, cut for four ranks and for two: shard 1 is needed by both")
 
 # %% [markdown]

@@ -252,6 +252,7 @@ print("16,384 GPUs lose about", {what: f"{share:.1%}" for what, share in lost.it
 quick = expected(checked.use(5, 16384), 5, fails_s, 180)
 print(f"with 5 s for a save and 3 minutes for a restart {quick:.0%} count, not {most['16,384 GPUs']:.0%}")
 assert 15 < often / 60 < 25
+assert [list(d.values()) for d in (best, most)] == [sorted(d.values(), reverse=True) for d in (best, most)]
 assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
 
 # %% [markdown]

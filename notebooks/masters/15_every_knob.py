@@ -163,6 +163,7 @@ inside = torch.nn.Linear(2, 2)
 inside.compile()
 print("torch.compile(m):", list(wrapper.state_dict()), "  m.compile():", list(inside.state_dict()))
 assert list(wrapper.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+assert list(inside.state_dict()) == ["weight", "bias"]
 registry = json.loads(
     Path(find_spec("torch").origin).with_name("_dynamo").joinpath("graph_break_registry.json").read_text()
 )

@@ -269,13 +269,17 @@ def _mfu(row: SweepRow) -> str:
     return f"{float(row['mfu']):.1%}" if row["mfu"] else ""
 
 
+def _shown_us(time_us: float) -> str:
+    return f"{time_us:.3g} µs" if time_us < 999.5 else f"{time_us:,.0f} µs"
+
+
 def _table(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> Table:
     found = []
     for model, front in fronts.items():
         knee = _knee(rows, front)
         for place in front:
             row = rows[place]
-            numbers = (f"{_us(row):.3g} µs", f"{float(row['tokens_per_s_per_gpu']):,.0f}", _mfu(row))
+            numbers = (_shown_us(_us(row)), f"{float(row['tokens_per_s_per_gpu']):,.0f}", _mfu(row))
             asked = tuple(row.get(name, "") for name in varied)
             found.append((model, *asked, *numbers, human_bytes(_bytes(row)), _remark(row, place == knee)))
     head = ("model", *varied, "GPU time per token", "tokens/s per GPU", "MFU", "peak memory", "")

@@ -1,10 +1,12 @@
 """The learner's file beside torch's `fully_shard`: on the ladder, and under torchrun, saved and resumed."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from fsdp_sim.learn import mine as own
+from fsdp_sim.learn import progress
 from labs.cluster.torchrun import FailedError, launch
 from labs.experiments.mine import mine
 
@@ -13,6 +15,7 @@ from labs.experiments.mine import mine
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / own.FILE
     monkeypatch.setenv(own.VARIABLE, str(path))
+    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "progress.json"))
     return path
 
 
@@ -24,6 +27,19 @@ def test_before_any_answer_it_is_the_reference_and_trains_as_torch(file: Path) -
     assert [cells[2] for cells in found.costs] == ["–", "–", "every bit", "every bit"]
     assert all(cells[4].endswith("ms") for cells in found.costs if cells[0] in ("torch FSDP2", "yours, my_fsdp.py"))
     assert {event.unit for event in found.timelines["yours"] if event.rank == 0} >= {"root", "layers.0", "layers.3"}
+    assert mine(climb_it=False).headline.endswith(f"It trained as torch's fully_shard, bit for bit, on {date.today()}")
+
+
+def test_the_day_on_which_it_trained_as_torch_stays_and_a_change_since_is_said(file: Path) -> None:
+    file.write_text(own.begun())
+    assert "It trained" not in mine(climb_it=False).headline
+    for day in ("2026-11-27", "2026-11-28"):
+        progress.keep_climb(progress.Climb(own.digest_of(own.begun()), day))
+    assert mine(climb_it=False).headline.endswith("bit for bit, on 2026-11-27")
+
+    file.write_text(own.begun().replace("ReduceOp.AVG", "ReduceOp.SUM"))
+
+    assert mine(climb_it=False).headline.endswith("on 2026-11-27, and has changed since: climb again")
 
 
 def test_a_file_that_sums_where_it_should_average_is_said_not_to_be_torchs(file: Path) -> None:
