@@ -240,7 +240,7 @@ curves(lines, "With so many tokens per GPU and micro-batch the network is hidden
 at_25 = lines["A100-SXM-80GB, half its peak"][25]
 print(f"an A100 whose ring has 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
 assert 45_000 < at_25 < 50_000
-flops_per_s, bytes_per_s = 0.5 * Cluster("A100-SXM-80GB").gpu.peak_flops("bf16"), 25e9 / 8
+flops_per_s, bytes_per_s = 0.5 * Cluster("A100-SXM-80GB", gpus=64).gpu.peak_flops("bf16"), 25e9 / 8
 for model in (8e9, 16e9):
     assert abs((2 * model * at_25 / flops_per_s) / (2 * model * 63 / 64 / bytes_per_s) - 1) < 0.01
 
@@ -285,7 +285,8 @@ def rate(gpus, **plan):
 
 
 rates = {gpus: (rate(gpus), rate(gpus, shard_size=8)) for gpus in (8, 1024)}
-print({gpus: [round(one) for one in both] for gpus, both in rates.items()})
+for gpus, (fsdp, hsdp) in rates.items():
+    print(f"{gpus:5,} GPUs: {fsdp:,.0f} tokens per second and GPU with FSDP, {hsdp:,.0f} with HSDP")
 assert rates[8][0] == rates[8][1]
 assert rates[1024][0] < rates[1024][1] < rates[8][1]
 assert 1.75 < rates[1024][1] / rates[1024][0] < 2

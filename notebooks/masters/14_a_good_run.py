@@ -114,7 +114,7 @@ assert alive
 # sequences.
 
 
-# %%
+# %% tags=["hide-input"]
 def parts(sim):
     flops = dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE), 0.0)
     for i in sim.program.ops:
@@ -146,7 +146,8 @@ stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it."
 
 # %%
 hfu = {name: round(of["needed, at the peak"] + of["recomputed, at the peak"]) for name, of in percent.items()}
-print({name: f"MFU {sim.mfu:.0%}, HFU {hfu[name]}%" for name, sim in steps.items()})
+for name, sim in steps.items():
+    print(f"{name}: MFU {sim.mfu:.0%}, HFU {hfu[name]}%")
 assert all(sim.fits for sim in steps.values())
 assert [round(100 * sim.mfu) for sim in steps.values()] == [44, 49, 41, 46]
 assert list(hfu.values()) == [44, 49, 53, 60]
@@ -167,7 +168,7 @@ assert list(hfu.values()) == [44, 49, 53, 60]
 
 # %% predict="mfu_of_published_runs"
 
-# %%
+# %% tags=["hide-input"]
 reached = {}
 for one in fitting_rows(read_csv()):  # MPT models, mosaicml/llm-foundry's own tables
     made, gpu = workload(one.model, one.plan), one.cluster.gpu
@@ -178,7 +179,7 @@ reached = dict(sorted(reached.items()))
 sentence = "212 published FSDP runs reach a quarter to two thirds of the peak"
 utilisations(reached, sentence, {"all recomputed: about 3/4 at most": 0.75})
 
-# %%
+# %% tags=["hide-input"]
 mfus = {gpu: [part for parts_of in ways.values() for part in parts_of] for gpu, ways in reached.items()}
 assert sum(map(len, mfus.values())) == 212
 assert 0.25 < min(map(min, mfus.values())) < max(map(max, mfus.values())) < 2 / 3
@@ -231,7 +232,7 @@ HTML(viz.Table("At Llama 3's rate per GPU", ("GPUs", "time between two", "a day"
 
 # %% exercise="how_often_to_save"
 
-# %%
+# %% tags=["hide-input"]
 SAVE_S, RESTART_S = 60, 600  # assumed: a checkpoint stops training for a minute, a restart takes ten
 every_s = [60 * 1.15**n for n in range(67)]
 good, shown, best = {}, {}, {}
@@ -242,13 +243,13 @@ for gpus in (8, 1024, 16384):
     shown[name] = {s: played(s, SAVE_S, fails_s, RESTART_S) for s in every_s[::6]}
 goodputs(good, shown, best, "The more GPUs, the sooner the next checkpoint, and the less of the time counts")
 
-# %%
+# %% tags=["hide-input"]
 most = {name: curve[best[name]] for name, curve in good.items()}
 assert all(max(curve.values()) - most[name] < 0.002 for name, curve in good.items())
 assert all(abs(share - expected(s, SAVE_S, mtbf_s(1024), RESTART_S)) < 0.01 for s, share in shown["1,024 GPUs"].items())
 often, fails_s = best["16,384 GPUs"], mtbf_s(16384)
-lost = {"saving": SAVE_S / often, "done again": often / 2 / fails_s, "restarts": RESTART_S / fails_s}
-print("16,384 GPUs lose about", {what: f"{share:.1%}" for what, share in lost.items()})
+lost = {"saving": SAVE_S / often, "doing work again": often / 2 / fails_s, "restarting": RESTART_S / fails_s}
+print("16,384 GPUs lose about", ", ".join(f"{share:.1%} {what}" for what, share in lost.items()))
 quick = expected(checked.use(5, 16384), 5, fails_s, 180)
 print(f"with 5 s for a save and 3 minutes for a restart {quick:.0%} count, not {most['16,384 GPUs']:.0%}")
 assert 15 < often / 60 < 25
@@ -274,7 +275,7 @@ assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
 
 # %% predict="idle_in_a_pipeline"
 
-# %%
+# %% tags=["hide-input"]
 counts, stages = (1, 2, 4, 8, 16), 8
 waits = {f"pipeline of {stages} (formula)": {n: (stages - 1) / (stages * n + stages - 1) for n in counts}}
 full = {"seq_len": 2048, "param_dtype": "bf16", "activation_checkpointing": "full"}

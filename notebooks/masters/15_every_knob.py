@@ -69,7 +69,7 @@ measures = {name: (1e3 * sim.step_time_s, sim.peak_memory_bytes / GIB) for name,
 headline = "Recomputing every block saves the most memory (llama2-7b on 8 A100 of 40 GB, simulated)"
 knobs(measures, headline, base="as a start", limit_gib=limit_gib)
 
-# %%
+# %% tags=["hide-input"]
 ms, gib = ({name: pair[i] for name, pair in measures.items()} for i in (0, 1))
 start_ms, start_gib = measures["as a start"]
 assert ms["cpu_offload"] > 1.9 * start_ms
@@ -127,7 +127,7 @@ in_torch(FSDPModule.set_reshard_after_forward, FSDPModule.set_modules_to_forward
 
 # %% exercise="plan_without_offload"
 
-# %%
+# %% tags=["hide-input"]
 guide = {**checked.use(), "cpu_offload": True, "activation_checkpointing": "full", "micro_batch": 1}
 plans = {"all that saves memory": guide, "for speed": checked.use()}
 compared = {name: simulate(MODEL, CLUSTER, Plan(**FIXED | plan)) for name, plan in plans.items()}

@@ -162,6 +162,19 @@ def test_a_long_line_of_output_is_cut_after_a_sentence() -> None:
     assert "a word" not in slide.body
 
 
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("{'DDP': 16.6, 'FSDP': 15.3}", "DDP: 16.6\nFSDP: 15.3"),
+        ("{8: [7, 7], 1024: {'a': 2}} saved", "8 7, 7, 1024 a 2 saved"),
+        ("it loses {'saving': '5%'} and {'restarts': '6%'}", "it loses saving 5% and restarts 6%"),
+        ("{x} and {} stay", "{x} and {} stay"),
+    ],
+)
+def test_no_slide_shows_the_repr_of_a_dict(printed: str, shown: str) -> None:
+    assert words.of_dicts(printed) == shown
+
+
 def test_the_sentence_after_what_was_printed_is_its_headline() -> None:
     slides = made(printed("print(1)", "1"), new_markdown_cell("The same, up to rounding. FSDP changes no number."))
     assert slides[0].title == "The same, up to rounding"

@@ -24,7 +24,7 @@ ROOM_ABOVE_PX = {1: 176, 2: 232, 3: 256}
 """What a headline of so many lines, with all around a figure, takes of a slide."""
 VERBS = ("run", "simulate", "Plan", "Cluster", "fully_shard", "diagnose", "record", "torchrun")
 """What makes a line of code worth a look, beside what defines something: the verbs of the course."""
-CLEARED = ("board(", "clock")  # what belongs to the one who sits at the notebook
+CLEARED = ("board(", "clock", "predict(")  # what belongs to the one who sits at the notebook
 
 
 def shown(cell: nbformat.NotebookNode, heading: str, *, as_it_is: bool = False) -> Iterator[Slide]:
@@ -38,10 +38,10 @@ def shown(cell: nbformat.NotebookNode, heading: str, *, as_it_is: bool = False) 
         yield exercise(cell.metadata["exercise"])
         return
     if "check" in cell.metadata.get("tags", ()) or cell.source.startswith(CLEARED):
-        return
+        return  # the choices of a question stand on its own slide
     draws = any(figures.MIME in output.get("data", {}) for output in cell.outputs)
     code = cell.source if as_it_is else "" if draws else telling(cell.source)
-    text = "".join(map(printed, cell.outputs)).strip("\n")
+    text = words.of_dicts("".join(map(printed, cell.outputs)).strip("\n"))
     if text or as_it_is:
         body = words.code(code) if code else ""
         yield Slide("output", heading, body + (words.preformatted(cut(text), "printed") if text else ""))

@@ -16,6 +16,7 @@ from typing import Any
 
 import nbformat
 
+from fsdp_sim.learn.predictions import load as load_prediction
 from notebooks.masters import build, exercise_cells
 from notebooks.masters.slides import words
 from notebooks.masters.slides.cells import shown
@@ -86,6 +87,8 @@ class _Maker:
         if cell.cell_type == "markdown":
             for block in words.blocks(cell.source):
                 self._prose(index, block, how)
+        elif "predict" in cell.metadata:
+            self._choices(load_prediction(cell.metadata["predict"]).choices)
         elif how != "notes":
             made = list(shown(cell, self.heading, as_it_is=how == "slide"))
             for slide in made:
@@ -137,6 +140,12 @@ class _Maker:
         kind = "table" if words.is_table(block) else "text"
         self._show_slide(Slide(kind, self.heading, body, cell=index))
 
+    def _choices(self, choices: Sequence[str]) -> None:
+        """Between what to choose, below the question that was asked last."""
+        if choices:
+            items = "".join(f"<li>{words.inline(choice)}</li>" for choice in choices)
+            self._change(body=f'{self.slides[-1].body}<ol class="choices">{items}</ol>')
+
     def _paragraph(self, block: str, index: int) -> None:
         last = self.slides[-1]
         if block.startswith(exercise_cells.PREDICT):
@@ -167,6 +176,8 @@ class _Maker:
 
 def headline(paragraph: str) -> str:
     """The first sentence, if it says what was seen and is short enough to stand above it."""
+    if words.is_list(paragraph):
+        return ""
     sentence = words.sentences(paragraph)[0]
     fits = 12 <= len(sentence) <= LONGEST_HEADLINE and not sentence.lstrip("*_").startswith(RESTLESS)
     return re.sub(r"\.(\*{0,2})$", r"\1", sentence) if fits and not sentence.endswith((":", "?")) else ""

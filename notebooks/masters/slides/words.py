@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from html import escape, unescape
 
@@ -76,3 +77,37 @@ def code(source: str) -> str:
 def code_style() -> str:
     """The colours as CSS."""
     return str(HtmlFormatter(style="default").get_style_defs("pre.code"))
+
+
+def of_dicts(text: str) -> str:
+    """What was printed, with dicts in words: a line each where a dict is all of a line, else between commas."""
+    lines = []
+    for line in text.splitlines():
+        found = _literal(line.strip())
+        lines += [f"{name}: {_in_words(value)}" for name, value in found.items()] if found else [_inline(line)]
+    return "\n".join(lines)
+
+
+def _inline(line: str) -> str:
+    for start in [at.start() for at in re.finditer(r"\{", line)]:
+        for end in [at.end() for at in re.finditer(r"\}", line[start:])][::-1]:
+            if found := _literal(line[start : start + end]):
+                return _inline(line[:start] + _in_words(found) + line[start + end :])
+    return line
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_in_words, value))
+    return str(value)
+
+
+def _literal(text: str) -> dict[object, object]:
+    """A dict whose repr this is; empty if it is none."""
+    try:
+        found = ast.literal_eval(text) if text.startswith("{") else {}
+    except (ValueError, SyntaxError):
+        return {}
+    return found if isinstance(found, dict) else {}
