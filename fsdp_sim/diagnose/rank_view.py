@@ -29,6 +29,7 @@ from fsdp_sim.timeline import (
 
 REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})
 COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
+COPIES_IN = frozenset({Op.H2D, Op.AG_CAST, Op.AG_COPY_IN})  # what a unit's all-gather alone comes after
 TOUCH_S = 2e-6  # of a measured timeline: two times this close are one; about what passes between two kernels
 LAUNCH_S = 50e-6  # of a measured timeline: what passes at most between the end of what was waited for and the start
 
@@ -189,8 +190,19 @@ class RankView:
         return max(ends, default=float("-inf"))
 
     def issued_late_s(self, e: Event, *, but: Lane | None = None) -> float:
-        """How much earlier an operation could have started if the CPU had issued it earlier."""
-        return max(0.0, e.start_s - max(self.after_s(e, but=but), self.ops[0].issue_s))
+        """How much earlier an operation could have started if the CPU had issued it, and its copies, earlier."""
+        return max(0.0, e.start_s - self._earliest_s(e, but))
+
+    def _earliest_s(self, e: Event, but: Lane | None) -> float:
+        """When an operation could have started, had the CPU issued it and its unit's copies before it at once."""
+        ends = [self.ops[0].issue_s]
+        for _, op in self.before(e):
+            if op.end_s > e.start_s + self.touch_s or op.lane is but:
+                continue
+            own = op.lane is not Lane.COMPUTE and op.op in COPIES_IN and op.unit == e.unit
+            late = own and op.start_s - op.issue_s <= self.launch_s
+            ends.append(self._earliest_s(op, but) + op.duration_s if late else op.end_s)
+        return max(ends)
 
     def computed_before(self, e: Event) -> bool:
         """Whether something was computed in its micro-batch before an operation was issued."""

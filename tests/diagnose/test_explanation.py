@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
-from fsdp_sim.diagnose import diagnose, explain
+from fsdp_sim.diagnose import Culprit, diagnose, explain
 from fsdp_sim.diagnose.critical_path import critical_path_of_run
 from fsdp_sim.engine import Contention, exposure, run
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy
@@ -75,6 +75,17 @@ def test_the_first_gather_and_the_last_reduction_cannot_be_hidden():
         "Forward cannot begin before ALL_GATHER(layers.0) arrives, and has nothing to compute meanwhile: 10,000 ms.",
         "The last reductions (layers.0) have no backward left to hide behind: 10,000 ms.",
     ]
+
+
+def test_an_all_gather_whose_copies_were_issued_late_was_issued_late():
+    """The CPU is hardly ahead of the GPU: cast, copy-in and all-gather begin as they are issued."""
+    cluster = Cluster("A100-SXM-80GB", gpus=16)
+    found = simulate("t5-large", cluster, Plan(seq_len=512, micro_batch=8, param_dtype="bf16")).explain()
+
+    waits_s = {blame.culprit: blame.idle_s for blame in found.culprits}
+    assert found.critical_s["CPU"] > 0.9 * found.step_time_s
+    assert waits_s[Culprit.CPU_LATE] > 0.8 * sum(waits_s.values())
+    assert not waits_s.keys() & {Culprit.NETWORK, Culprit.SMALL}
 
 
 def test_small_units_are_bound_by_the_cpu():
