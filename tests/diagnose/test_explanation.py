@@ -84,8 +84,7 @@ def test_an_all_gather_whose_copies_were_issued_late_was_issued_late():
 
     waits_s = {blame.culprit: blame.idle_s for blame in found.culprits}
     assert found.critical_s["CPU"] > 0.9 * found.step_time_s
-    assert waits_s[Culprit.CPU_LATE] > 0.8 * sum(waits_s.values())
-    assert not waits_s.keys() & {Culprit.NETWORK, Culprit.SMALL}
+    assert waits_s[Culprit.CPU_LATE] > 0.9 * sum(waits_s.values())
 
 
 def test_small_units_are_bound_by_the_cpu():
