@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from fsdp_sim.learn import board, check, hint, progress, reset, solution
-from fsdp_sim.learn.find import load, names
+from fsdp_sim.learn.find import CORE, load, names
 from fsdp_sim.learn.progress import ExerciseEntry, ExerciseState
 
 NAME = "all_gathers_per_step"
@@ -83,12 +83,10 @@ def test_the_board_has_every_exercise_with_its_minutes_and_says_what_is_left() -
 
 
 def test_the_board_has_the_core_of_a_chapter_first_as_it_comes_in_the_notebook() -> None:
-    assert [(row.name, row.core) for row in board("overlap").rows[:4]] == [
-        ("gathers_with_prefetch", True),
-        ("forward_time", True),
-        ("whole_in_backward", True),
-        ("case_05", False),
-    ]
+    rows = board("overlap").rows
+
+    assert [(row.name, row.core) for row in rows[:3]] == [(name, True) for name in CORE["overlap"]]
+    assert not any(row.core for row in rows[3:])
 
 
 @pytest.mark.parametrize(
