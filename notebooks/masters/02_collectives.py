@@ -230,6 +230,12 @@ sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and
 # reduce-scatters, the two that FSDP needs, are rings in those measurements, and so they are in this course.
 
 # %% [markdown]
+# A third way takes the GPU's **copy engines**, which move bytes while all multiprocessors compute ([NCCL
+# 2.28](https://developer.nvidia.com/blog/fusing-communication-and-compute-with-new-device-api-and-copy-engine-collectives-in-nvidia-nccl-2-28/)).
+# An all-gather only copies, so it can go that way and slows no matmul beside it. A reduce-scatter adds, and so it
+# cannot.
+
+# %% [markdown]
 # ## 6. What gloo does differently
 #
 # Here all of this runs on **gloo**, a library for CPUs; on GPUs it is **NCCL**. Does (W-1)/W of the message really
@@ -447,7 +453,9 @@ sent_bars(bars, "times what DDP sends", "The larger the root's share, the furthe
 node = Cluster("A100-SXM-80GB", gpus=8)
 plans = {"DDP": Plan(api="ddp", micro_batch=8), "FSDP": Plan(micro_batch=8)}
 lines = {name: ("gpt2-124m", node, plan) for name, plan in plans.items()}
-viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512])
+viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512]).titled(
+    "A model that fits scales further with DDP than with FSDP"
+)
 
 # %%
 from fsdp_sim.viz.charts.scaling_points import cases_of, line_of

@@ -215,7 +215,7 @@ over_units(counts, times_s, peaks_bytes, "A few units cannot hide, a hundred pay
 steps = {"three units": cut(3, latency_s=0.020)[0], "six units": cut(6, latency_s=0.020)[0]}
 gathers = {name: sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in t.ops) for name, t in steps.items()}
 assert gathers == {"three units": 6, "six units": 12}
-viz.show(steps)
+viz.timeline(steps).titled("Twice the units: the same bytes, and twice as often the latency")
 
 # %% [markdown] covers=["coverage 000.8", "coverage 001.50", "coverage 004.65", "misconception 0.11"]
 # ## 4. How does FSDP1 say it? With a policy
