@@ -35,11 +35,11 @@ def as_written(source: str) -> Callable[..., Any]:
     return function
 
 
-def test_every_fault_is_known_by_its_number_in_the_order_of_the_course() -> None:
+def test_every_fault_is_known_by_a_number_and_asked_once() -> None:
     asked = [name for master in build.masters() for name in build.exercises(master) if name in cases()]
 
-    assert asked == cases() == [fault.name for fault in FAULTS]
-    assert asked == [f"case_{number:02}" for number in range(1, len(asked) + 1)]
+    assert sorted(asked) == cases() == [fault.name for fault in FAULTS]
+    assert cases() == [f"case_{number:02}" for number in range(1, len(asked) + 1)]
 
 
 @each
