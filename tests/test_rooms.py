@@ -19,14 +19,14 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["setup", "packages", "words", "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation"]
-ROOMS += ["requests", "forms", "explore", "validate"]  # no torch up to here
+ROOMS = ["setup", "packages", "words", "states", "timeline", "spec", "schedule", "cost", "engine", "diagnose"]
+ROOMS += ["simulation", "requests", "forms", "explore", "validate"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks"]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]
 MAY_IMPORT = {room: set(ROOMS[: number + 1]) for number, room in enumerate(ROOMS)}
 MAY_IMPORT |= {
-    "mini": {"mini", "timeline", "packages", "words"},
+    "mini": {"mini", "states", "timeline", "packages", "words"},
     "ranks": {"ranks", "timeline", "accelerators", "packages", "words"},
     "viz": MAY_IMPORT["viz"] - {"schedule"},  # figures read the record, which says of a program what they need
 }

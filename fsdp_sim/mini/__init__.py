@@ -36,7 +36,8 @@ from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.init import init_weights
 from fsdp_sim.mini.param import FSDPParam
 from fsdp_sim.mini.state import FSDPState
-from fsdp_sim.timeline import RECORDER, ShardedState, TrainingState
+from fsdp_sim.states import ShardedState, TrainingState
+from fsdp_sim.timeline import RECORDER
 
 RECORDER.observers.append(observer.attached)
 warn_of_untried_torch(torch.__version__)

@@ -28,7 +28,7 @@ from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
 from fsdp_sim.mini.streams import Streams
-from fsdp_sim.timeline import TrainingState
+from fsdp_sim.states import TrainingState
 
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:

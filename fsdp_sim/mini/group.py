@@ -40,7 +40,7 @@ from fsdp_sim.mini.param import FSDPParam, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
 from fsdp_sim.mini.prefetch import backward_prefetch
 from fsdp_sim.mini.reduction import AllReduceState, after_reduce_scatter
-from fsdp_sim.timeline import ShardedState, TrainingState
+from fsdp_sim.states import ShardedState, TrainingState
 
 
 class FSDPParamGroup:

@@ -24,7 +24,8 @@ from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.param import FSDPParam
 from fsdp_sim.mini.recording import ComputeSegments, PendingCollective
 from fsdp_sim.mini.state import FSDPState, state_of
-from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, ShardedState, TrainingState
+from fsdp_sim.states import ShardedState, TrainingState
+from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 Original = Callable[..., Any]
 OBSERVED: dict[Any, tuple[str, ...]] = {

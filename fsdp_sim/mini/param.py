@@ -37,7 +37,7 @@ from fsdp_sim.mini.extensions import extension_of
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.offload import pin, to_device
 from fsdp_sim.mini.precision import mixed_dtypes, to_dtype
-from fsdp_sim.timeline import ShardedState
+from fsdp_sim.states import ShardedState
 
 Owner = tuple[nn.Module, str]
 """A module and the name under which it holds a parameter. Tied parameters have several."""

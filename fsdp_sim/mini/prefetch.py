@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_sim.mini.labels import record_range
-from fsdp_sim.timeline import TrainingState
+from fsdp_sim.states import TrainingState
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.group import FSDPParamGroup

@@ -34,7 +34,7 @@ from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.labels import log, record_hook, record_step
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
 from fsdp_sim.mini.prefetch import prefetch_unshard
-from fsdp_sim.timeline import TrainingState
+from fsdp_sim.states import TrainingState
 
 
 class FSDPStateContext:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import _get_device_handle
 
-from fsdp_sim.timeline import TrainingState
+from fsdp_sim.states import TrainingState
 
 
 class Streams:

@@ -21,7 +21,8 @@ from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import UnitNode, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Exchange, Unit
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Lane, Op, Phase, TrainingState
+from fsdp_sim.states import TrainingState
+from fsdp_sim.timeline import Lane, Op, Phase
 
 
 def build_fsdp2(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:

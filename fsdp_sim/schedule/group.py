@@ -14,7 +14,8 @@ from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.optimizer import SCALAR_BYTES
 from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
-from fsdp_sim.timeline import Lane, Memory, Op, ShardedState, TrainingState
+from fsdp_sim.states import ShardedState, TrainingState
+from fsdp_sim.timeline import Lane, Memory, Op
 
 
 class ParamGroup:

@@ -31,7 +31,6 @@ from fsdp_sim.timeline.limits import read_bytes, read_text
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
-from fsdp_sim.timeline.states import ShardedState, TrainingState
 from fsdp_sim.timeline.timeline import Timeline, timeline_of
 from fsdp_sim.timeline.written import written
 
@@ -53,10 +52,8 @@ __all__ = [
     "OperationPair",
     "Phase",
     "Recorder",
-    "ShardedState",
     "Side",
     "Timeline",
-    "TrainingState",
     "UnitDifference",
     "UnitShards",
     "Word",
