@@ -46,8 +46,8 @@ FAULTS = [
     Fault(
         "intervals that touch are merged to the shorter",
         "fsdp_sim/timeline/analysis.py",
-        "merged[-1] = (merged[-1][0], max(merged[-1][1], end))",
-        "merged[-1] = (merged[-1][0], end)",
+        "        elif end > until:\n            until = end",
+        "        else:\n            until = end",
         "tests/timeline/test_analysis.py",
     ),
     Fault(

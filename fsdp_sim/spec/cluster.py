@@ -173,7 +173,7 @@ class Cluster:
         Example:
             >>> cluster = Cluster("H100", gpus=64)
             >>> cluster.spans(16), cluster.spans(8, stride=8)
-            (Span(nodes=2, ranks_per_node=8), Span(nodes=8, ranks_per_node=1))
+            (GroupSpan(nodes=2, ranks_per_node=8), GroupSpan(nodes=8, ranks_per_node=1))
         """
         if group_size < 1 or stride < 1 or self.gpus % (group_size * stride):
             raise ValueError(

@@ -32,7 +32,7 @@ def mark(name: str) -> Annotation | None:
 
     Example:
         >>> mark("FSDP::all_gather (layers.3)")
-        Mark(kind='all_gather', unit='layers.3', number=0)
+        Annotation(kind='all_gather', unit='layers.3', number=0)
         >>> mark("FSDP::backward_prefetch for layers.2").kind, mark("FSDP::pre_forward").unit
         ('backward_prefetch', 'root')
     """
