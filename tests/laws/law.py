@@ -73,6 +73,8 @@ def _times(low: float, high: float) -> Callable[[float, float], bool]:
 RELATIONS = {
     "stays": Relation("stays as it is", near),
     "never_grows": Relation("never grows", _times(0.0, 1.0)),
+    # Two orders of the same operations: one that starts some earlier may hold up others (Graham 1966)
+    "hardly_grows": Relation("grows by a hundredth at most", _times(0.0, 1.01)),
     "never_falls": Relation("never falls", _times(1.0, math.inf)),
     "grows": Relation("grows", lambda a, b: b > a),
     "falls": Relation("falls", lambda a, b: b < a),

@@ -167,7 +167,7 @@ LAWS = [
         plan(reduce_scatter_max_input_buffers=3),
         stays=[ORDER, *SAME_TRAFFIC],
         never_falls=[GRADIENTS, PEAK],
-        never_grows=[STEP],
+        hardly_grows=[STEP],
     ),
     laws(
         "a communicator of their own for reduce-scatters",
