@@ -184,9 +184,9 @@ class RankView:
         """When this rank was ready for an operation: what it came after had ended, and the CPU had issued it."""
         return max(self.after_s(e), e.issue_s if self.says_issues else float("-inf"))
 
-    def after_s(self, e: Event, *, but: Lane | None = None) -> float:
-        """When the last of what an operation came after had ended, those on one lane left out."""
-        ends = (op.end_s for _, op in self.before(e) if op.end_s <= e.start_s + self.touch_s and op.lane is not but)
+    def after_s(self, e: Event) -> float:
+        """When the last of what an operation came after had ended."""
+        ends = (op.end_s for _, op in self.before(e) if op.end_s <= e.start_s + self.touch_s)
         return max(ends, default=float("-inf"))
 
     def issued_late_s(self, e: Event, *, but: Lane | None = None) -> float:

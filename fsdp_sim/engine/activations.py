@@ -111,9 +111,8 @@ class ActivationChanges:
         self.held_bytes = sum({id(w): w.held_bytes for w in work.values()}.values())
         self.staying = staying(program)
         self.staying_bytes = sum(self.stays_of(segment) for segment in self.with_backward)
-        self.known: dict[
-            tuple[object, ...], tuple[ActivationChange, ...]
-        ] = {}  # programs of which `edge` is the same share it
+        # Programs of which `edge` is the same share it
+        self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}
 
     @property
     def edge(self) -> tuple[object, ...]:

@@ -177,10 +177,10 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
         at most `MOST_HELP`, each with at least `WORTH` times as many tokens a second as now. What does not fit as it is
         may with an allocator that grows its segments. Advice that no field of a plan stands for is not tried.
     """
-    plan, why = now.plan, now.explain().diagnosis
+    plan, why = now.plan, now.explain()
     advised: dict[str, dict[str, Any]] = {}  # once, though several culprits advise it
     for blame in why.culprits:
-        if blame.idle_s < (WORTH - 1) * why.step_s:
+        if blame.idle_s < (WORTH - 1) * why.step_time_s:
             continue  # what all of the wait could save
         for tip in TIPS[blame.culprit]:
             what = tip.by_api.get(plan.api, "")

@@ -24,8 +24,6 @@ OF_COMMUNICATION = (  # what is sent, to whom, when, and over what
     "latency_us",
 )  # fmt: skip
 
-OF_THE_ALLOCATOR = ("expandable_segments", "held_logits")
-
 
 class Reason(NamedTuple):
     """Why one of some settings changes nothing: in words, with fields of the plan in braces, where that holds."""
@@ -118,9 +116,12 @@ def _same(sim: Simulation, other: Simulation) -> bool:
         and sim.peak_memory_bytes == other.peak_memory_bytes
         and sim.host_memory_bytes == other.host_memory_bytes
         and sim.program.instructions == other.program.instructions
-        # Of one program the allocator holds as much, unless it is set otherwise, or what is alive when
+        # Of one program and the same tensors the allocator holds as much, unless it is set otherwise
         and (
-            all(getattr(sim.plan, name) == getattr(other.plan, name) for name in OF_THE_ALLOCATOR)
+            (
+                sim.plan.expandable_segments == other.plan.expandable_segments
+                and sim.memory.changes == other.memory.changes
+            )
             or sim.memory.reserved_bytes == other.memory.reserved_bytes
         )
     )

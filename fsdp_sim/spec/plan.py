@@ -166,17 +166,17 @@ class Plan:
         wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the blocks of at least
             that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
             of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
-        stack: the software that trains, by its name in ``stacks.toml``: it sets some fields that are not
-            given, and how long a step takes beside its kernels. A copy with another stack (``dataclasses.replace``)
-            takes that one's.
+        stack: the software that trains, by its name in ``stacks.toml``: it sets some fields that are not given,
+            and how long a step takes beside its kernels. A copy with another stack (``dataclasses.replace``) takes that
+            one's.
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.
         cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``shifted`` copies these without the last
             of each sequence first (transformers before 5), where there are several; ``shifted_uncast`` does so in the
             dtype of compute, but for autocast, as transformers 4.45 does for GPT-2, GPT-BigCode, GPT-NeoX and OPT;
-            ``compiled`` converts the logits as
-            it goes; ``fused`` is one kernel whose backward writes over them (FlashAttention's).
+            ``compiled`` converts the logits as it goes; ``fused`` is one kernel whose backward writes over them
+            (FlashAttention's).
         held_logits: what of the model's outputs a loop holds until backward is over, as in ``out = model(**batch)``:
             None nothing, ``computed`` the logits, ``fp32`` their copy, which Accelerate makes of outputs in mixed
             precision, ``fp32_in_head`` the same until the head's backward is over.
