@@ -17,7 +17,7 @@ Wrap = str | int | tuple[str, ...]
 
 
 def units_of(model: Model, plan: Plan) -> tuple[Unit, ...]:
-    """The root, which holds the embedding, the head and the blocks that are no units, and the wrapped blocks.
+    """The root, which holds what is in no other unit, the wrapped blocks, and maybe embedding and head.
 
     ``plan.seq_len`` decides the rows of learned positions where the model does not say.
 
@@ -99,6 +99,10 @@ def _units_of(
     of_root = tuple(weights.param(*shape, model.dtype, used_by.get(shape[0], ())) for shape in shapes_of_root)
     of_root += tuple(replace(p, name=f"{name}.{p.name}") for name in rest for p in own[name][0])
     buffer_bytes = sum(own[name][1] for name in rest)
+    if wrap == "embed_block_head" and not model.tied_embeddings:
+        embed, head = (tuple(p for p in of_root if p.name.startswith(f"{name}.")) for name in ("embed", "head"))
+        ends = Unit("embed", embed, is_block=False), Unit("head", head, is_block=False, reshard_after_forward=False)
+        return (Unit("root", segments=(...,)), ends[0], *layers, ends[1])
     segments: tuple[str | EllipsisType, ...] = ("embed", *names[:first], ..., *names[last + 1 :], "head")
     return (Unit("root", of_root, segments, blocks=tuple(rest), buffer_bytes=buffer_bytes), *layers)
 
@@ -116,7 +120,7 @@ def _check_names(model: Model, plan: Plan) -> None:
 
 
 def _wrapped(model: Model, wrap: Wrap, shapes_of: Mapping[str, Shapes]) -> set[str]:
-    if wrap == "block":
+    if wrap in ("block", "embed_block_head"):
         return set(shapes_of)
     if wrap == "root":
         return set()

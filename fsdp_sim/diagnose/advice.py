@@ -238,6 +238,12 @@ _COMPILE = _any(
     _always(compile=True),
 )
 
+_ENDS = _fsdp2(
+    "a smaller root, which is gathered first and reduced last: fully_shard the embedding and the head as units of "
+    "their own",
+    change=_always(wrap="embed_block_head"),
+)
+
 TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.FIRST_ALL_GATHER: (
         _fsdp2("model.unshard(async_op=True) before the batch is loaded: the first all-gather runs meanwhile"),
@@ -245,22 +251,17 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
             "set_post_optim_event(event): the first all-gather waits for it, not for all that was issued before",
             change=_always(post_optim_event=True),
         ),
-        Tip(
-            {
-                "fsdp2": "a smaller root: fully_shard the embedding and the head as units of their own",
-                "fsdp1": "a smaller root: wrap the embedding and the head as units of their own",
-            }
-        ),
+        _ENDS,
+        Tip({"fsdp1": "a smaller root: wrap the embedding and the head as units of their own"}),
         _GATHER_BF16,
         _MICRO_BATCH,
     ),
     Culprit.LAST_REDUCTIONS: (
         _ACCUMULATE,
         _REDUCE_BF16,
+        _ENDS,
         Tip(
             {
-                "fsdp2": "a smaller last unit: the root's gradients are reduced at the very end, so fully_shard the "
-                "embedding and the head as units of their own",
                 "fsdp1": "a smaller last unit: wrap the embedding and the head as units of their own",
                 "ddp": "a smaller last bucket: DistributedDataParallel(bucket_cap_mb=...)",
             }

@@ -59,8 +59,9 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
     elif plan.shard_size is not None and plan.shard_size < cluster.gpus:
         yield Lever("sharding", (LeverSetting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),))
     if plan.api == "fsdp2" and plan.reshard_after_forward is not True:
+        last = "head" if plan.wrap == "embed_block_head" else "root"
         whose = (
-            "the root's parameters after forward too"
+            f"the {last}'s parameters after forward too"
             if plan.reshard_after_forward is None
             else "parameters after forward"
         )
@@ -69,6 +70,9 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
         yield Lever(
             "wrap", (LeverSetting({"wrap": "block"}, "make each block a unit, so that one is gathered at a time"),)
         )
+    if plan.api == "fsdp2" and plan.wrap == "block":
+        ends = "make units of the embedding and of the head, so that neither is whole beside the blocks"
+        yield Lever("wrap", (LeverSetting({"wrap": "embed_block_head"}, ends),))
     if fsdp and plan.param_dtype in (None, "fp32") and cluster.kind == "gpu" and cluster.gpu.supports_bf16:
         dtypes = {"param_dtype": "bf16", "reduce_dtype": plan.reduce_dtype or "fp32"}
         yield Lever("dtype", (LeverSetting(dtypes, "gather and compute in bf16"),))

@@ -99,7 +99,7 @@ LEVERS = {
         Lever(("activation_offload",), _each(None, "streams", "save_on_cpu")),
         Lever(("cpu_offload",), _each(False, True)),
         Lever(("compile",), _each(False, True)),
-        Lever(("wrap",), _each("block", "root")),
+        Lever(("wrap",), _each("block", "embed_block_head", "root")),
         Lever(("forward_prefetch",), _each(None, 1, 2, True)),
         Lever(("backward_prefetch",), _each(None, 2, "BACKWARD_POST")),
         Lever(("requires_gradient_sync",), _each(True, "last")),

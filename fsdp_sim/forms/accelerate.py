@@ -99,7 +99,7 @@ def _half_said(plan: Plan) -> list[str]:
         names.append("activation_checkpointing")
     if type(plan.reshard_after_forward) is int:
         names.append("reshard_after_forward")
-    if isinstance(plan.wrap, tuple):
+    if isinstance(plan.wrap, tuple) or plan.wrap == "embed_block_head":
         names.append("wrap")
     return names + (["forward_prefetch", "backward_prefetch"] if plan.api == "fsdp2" else [])
 

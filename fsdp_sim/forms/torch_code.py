@@ -139,9 +139,11 @@ def keep_every_other_matmul():  # torchtitan's policy: attention and every secon
 '''.strip("\n").split("\n")  # fmt: skip
 
 
-def _wrapped(plan: Plan) -> str:
-    """The layers that are units of their own, as an expression."""
-    if plan.wrap == "block":
+def _wrapped(plan: Plan, model: Model) -> str:
+    """The modules that are units of their own, as an expression."""
+    if _has_ends(plan, model):
+        return "[model.embed, *model.layers, model.head]"
+    if plan.wrap in ("block", "embed_block_head"):
         return "list(model.layers)"
     if plan.wrap == "root":
         return "[]"
@@ -149,6 +151,10 @@ def _wrapped(plan: Plan) -> str:
         return f"[m for m in model.layers if sum(p.numel() for p in m.parameters()) >= {plan.wrap}]"
     numbers = [int(name.rsplit(".", 1)[-1]) for name in plan.wrap]
     return f"[model.layers[i] for i in {numbers}]"
+
+
+def _has_ends(plan: Plan, model: Model) -> bool:
+    return plan.wrap == "embed_block_head" and not model.tied_embeddings
 
 
 def _fsdp2(script: Script, plan: Plan, cluster: Cluster, model: Model) -> None:
@@ -169,11 +175,14 @@ def _fsdp2(script: Script, plan: Plan, cluster: Cluster, model: Model) -> None:
     lines = [
         f"fsdp = dict({', '.join(given)})" if len(", ".join(given)) < 90 else "fsdp = dict(",
         *([] if len(", ".join(given)) < 90 else [*(f"    {one}," for one in given), ")"]),
-        f"units = {_wrapped(plan)}",
-        "for unit in units:",
+        f"units = {_wrapped(plan, model)}",
+        f"for unit in units{'[:-1]' if _has_ends(plan, model) else ''}:",
         "    fully_shard(unit, **fsdp)",
-        "fully_shard(model, **fsdp)",
     ]
+    if _has_ends(plan, model):
+        kept = " | dict(reshard_after_forward=False)" if plan.reshard_after_forward is None else ""
+        lines.append(f"fully_shard([model.norm, model.head], **fsdp{kept})")
+    lines.append("fully_shard(model, **fsdp)")
     for direction, depth, ahead in (
         ("forward", plan.forward_prefetch, "units[i + 1 : i + 1 + {depth}]"),
         ("backward", plan.backward_prefetch, "units[max(i - {depth}, 0) : i][::-1]"),
@@ -216,7 +225,7 @@ def _fsdp1(script: Script, plan: Plan, cluster: Cluster, model: Model) -> None:
     if hybrid:
         _mesh(script, cluster, plan.shard_size or min(cluster.node_size, cluster.gpus))
         given.append("device_mesh=mesh")
-    script.shard.append(f"units = {_wrapped(plan)}")
+    script.shard.append(f"units = {_wrapped(plan, model)}")
     given.append("auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or module in units")
     if plan.param_dtype or plan.reduce_dtype:
         script.use(module, "MixedPrecision")

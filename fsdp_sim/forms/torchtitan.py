@@ -11,7 +11,6 @@ from fsdp_sim.spec import Model, Plan
 from fsdp_sim.spec.catalogue import tables
 from fsdp_sim.spec.torchtitan import DTYPES, RESHARD, TABLE, model_of_flavor
 
-UNITS = "torchtitan makes units of the embedding and of the last norm with the head; here the root holds them."
 SAID = {value: word for word, value in DTYPES.items() if word in ("float32", "bfloat16")}
 RESHARD_WORD: dict[bool | int | None, str] = {value: word for word, value in RESHARD.items()}
 
@@ -62,7 +61,7 @@ def torchtitan_toml(state: FormState) -> str:
     there = _effective(Plan.from_torchtitan(sections, cluster.gpus), model, cluster.gpus)
     here = _effective(plan, model, cluster.gpus)
     unsaid = [f"{name} = {here[name]!r} (there {there[name]!r})" for name in here if here[name] != there[name]]
-    remarks = [f"{model.name} on {cluster.gpus} x {cluster.gpu.name}, for torchtitan 0.2.2.", UNITS]
+    remarks = [f"{model.name} on {cluster.gpus} x {cluster.gpu.name}, for torchtitan 0.2.2."]
     remarks += [f"torchtitan has no flavor of these dimensions: register {model.name}."] if not named else []
     remarks += [f"torchtitan has no key for {'; '.join(unsaid)}."] if unsaid else []
     lines = [f"# {remark}" for remark in remarks]

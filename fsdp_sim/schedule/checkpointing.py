@@ -91,6 +91,6 @@ def blocks_of(units: Sequence[Unit]) -> list[tuple[tuple[str, ...], ...]]:
             continue
         elif unit.blocks:
             inside += own(unit, unit.names_of_segments)
-        elif unit.names_of_segments:
+        elif unit.is_block and unit.names_of_segments:
             inside.append(tuple(piece for piece in (unit.before_children(), unit.after_children()) if piece))
     return [*own(root, root.before_children()), *inside, *own(root, root.after_children())]

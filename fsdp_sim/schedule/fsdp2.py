@@ -99,7 +99,7 @@ class _Trainer:
     def _state(self, node: UnitNode, is_root: bool) -> _State:
         unit, reshard = node.unit, self.plan.reshard_after_forward
         if reshard is None:
-            reshard = not is_root
+            reshard = not is_root if unit.reshard_after_forward is None else unit.reshard_after_forward
         elif type(reshard) is int:
             reshard = reshard != 1  # torch takes 1 for False
         is_first = unit.name not in self._groups

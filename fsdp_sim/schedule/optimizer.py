@@ -61,7 +61,9 @@ def matrices(units: Sequence[Unit]) -> list[tuple[Unit, Param]]:
         (unit, p)
         for unit in units
         for p in unit.params
-        if p.requires_grad and len(p.shape) == 2 and (unit is not root or p.name.startswith(in_blocks))
+        if p.requires_grad
+        and len(p.shape) == 2
+        and ((unit is not root and unit.is_block) or p.name.startswith(in_blocks))
     ]
 
 

@@ -87,8 +87,10 @@ class Unit:
             are in no other, elsewhere those whose names begin with this unit's and a dot. The default is one segment
             with the unit's name.
         blocks: those of its segments that are blocks of the model; activation checkpointing recomputes each by itself.
-            A unit other than the root that lists none is itself a block.
+            A unit other than the root that lists none is itself a block (``is_block``).
         buffer_bytes: what every rank holds whole beside the parameters, such as the scales of quantised weights.
+        is_block: whether it is a block of the model where it lists none; embedding and head are not.
+        reshard_after_forward: ``fully_shard``'s argument for this unit, where the plan's is None.
         exchange: its parameters are experts, which dimension 0 counts: ranks share them out (``Plan.expert_parallel``)
             before FSDP shards what each has, and exchange tokens.
 
@@ -103,6 +105,8 @@ class Unit:
     segments: tuple[str | EllipsisType, ...] = ()
     blocks: tuple[str, ...] = ()
     buffer_bytes: int = field(whole(0), default=0)
+    is_block: bool = field(one_of(True, False), default=True)
+    reshard_after_forward: bool | None = field(one_of(True, False, None), default=None)
     exchange: Exchange | None = None
 
     def __post_init__(self) -> None:

@@ -102,7 +102,10 @@ PREFETCH_OF = {  # what prefetch is to each of the two that have it
 }
 
 BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a mesh of its own
-    "wrap": Allowed("their units are inside of those of blocks; it must be 'block'", lambda value: value == "block"),
+    "wrap": Allowed(
+        "their units are inside of those of blocks; it must be 'block' or 'embed_block_head'",
+        lambda value: value in ("block", "embed_block_head"),
+    ),
     "reshard_after_forward": Allowed(
         "groups of a few ranks are not known for experts; it must be True, False or None",
         lambda value: type(value) is not int,
@@ -163,7 +166,9 @@ class Plan:
         grad_accum: micro-batches per optimizer step.
         micro_batch: sequences per rank and micro-batch.
         seq_len: tokens per sequence.
-        wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the blocks of at least
+        wrap: ``block`` makes each block a unit, ``embed_block_head`` (fsdp2) the embedding and the last norm with the
+            head besides, as torchtitan does: without ``reshard_after_forward`` the head stays whole until backward, and
+            tied weights stay in the root; ``root`` the whole model one unit, a number the blocks of at least
             that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
             of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
         stack: the software that trains, by its name in ``stacks.toml``: it sets some fields that are not given,
@@ -273,7 +278,9 @@ class Plan:
     grad_accum: int = field(whole(1), default=1)
     micro_batch: int = field(whole(1), default=1)
     seq_len: int = field(whole(1), default=1024)
-    wrap: str | int | tuple[str, ...] = field(one_of("block", "root") | whole(1) | _NAMES, default="block")
+    wrap: str | int | tuple[str, ...] = field(
+        one_of("block", "root", "embed_block_head") | whole(1) | _NAMES, default="block"
+    )
     stack: str = field(one_of(*stack_names()), default="plain")
     compile: bool = field(_BOOL, default=False)
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
@@ -348,6 +355,8 @@ class Plan:
             if self.api not in apis and self._changes(name):
                 instead = INSTEAD.get((name, self.api), f"leave it {default!r}")
                 raise self._error(name, f"a setting of {' and '.join(apis)}; api is {self.api!r}: {instead}")
+        if self.wrap == "embed_block_head" and self.api != "fsdp2":
+            raise self._error("wrap", f"torchtitan's way with fsdp2; api is {self.api!r}: leave it 'block'")
         for (api, name), allowed in PREFETCH_OF.items():
             if self.api == api and not allowed.test(getattr(self, name)):
                 other = "fsdp1" if api == "fsdp2" else "fsdp2"

@@ -180,6 +180,7 @@ def plan_of_job(
     if shards == 1:  # `parallelize_llama`: then it is DDP
         found |= {"api": "ddp"} | ({"bucket_cap_mb": BUCKET_CAP_MB} if replicas > 1 else {})
     else:
+        found["wrap"] = "embed_block_head"
         found["reshard_after_forward"] = RESHARD[parallelism["fsdp_reshard_after_forward"]]
         found |= {"shard_size": shards} if replicas > 1 else {}
     if parallelism["expert_parallel_degree"] > 1:  # `apply_fsdp` of llama4: then it prefetches a block ahead

@@ -212,6 +212,20 @@ LAWS = [
         never_grows=[GATHERS, REDUCTION_COUNT, GATHERED],
         never_falls=[WHOLE],
     ),
+    laws(
+        "the embedding and the head as units of their own",
+        after(blocks, plan(expert_parallel=1), model(tied_embeddings=False)),
+        plan(wrap="embed_block_head"),
+        stays=[PARAMS, FLOPS, KEPT, COMPUTE, SENT_REDUCED, STATES, SHARDS],
+        never_grows=[WHOLE],
+        never_falls=[GATHERS, GATHERED],
+    ),
+    laws(
+        "the embedding and the head as units of their own where one weight is both",
+        after(blocks, model(tied_embeddings=True)),
+        plan(wrap="embed_block_head"),
+        stays=ALL,
+    ),
     laws("blocks of one parameter or more wrapped, which are all", blocks, plan(wrap=1), stays=ALL),
     laws(
         "blocks of 10^15 parameters wrapped, of which there are none",

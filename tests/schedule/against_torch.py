@@ -7,7 +7,7 @@ that is its name. So whatever a `Plan` says about `Unit`s can be compared with t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +51,8 @@ def torch_lines(
         network = UnitModule(tree_of(units), recorder, checkpoints(units, plan))
         modules = dict(network.named_modules())
         layers = [modules[name] for name in dict.fromkeys(u.name for u in units if u is not root_of(units))]
-        shard(network, layers, plan, world_size, fsdp)
+        own = {modules[u.name]: u.reshard_after_forward for u in units if u is not root_of(units)}
+        shard(network, layers, plan, world_size, fsdp, own)
         return train(network, plan, steps, recorder)
 
     threads = torch.get_num_threads()
@@ -138,11 +139,19 @@ class UnitModule(nn.Module):
         return x
 
 
-def shard(network: Any, layers: list[Any], plan: Plan, world_size: int, fsdp: ModuleType) -> None:
+def shard(
+    network: Any,
+    layers: list[Any],
+    plan: Plan,
+    world_size: int,
+    fsdp: ModuleType,
+    reshard: Mapping[Any, bool | None] | None = None,
+) -> None:
     """`fully_shard` on every unit, inner ones first, and every setting of the plan.
 
     Args:
         layers: the modules of all units but the root, in order.
+        reshard: ``reshard_after_forward`` of modules for which the plan leaves it to the unit.
     """
     options: dict[str, Any] = {"reshard_after_forward": plan.reshard_after_forward}
     if plan.shard_size is not None and plan.shard_size < world_size:
@@ -154,7 +163,8 @@ def shard(network: Any, layers: list[Any], plan: Plan, world_size: int, fsdp: Mo
     if plan.cpu_offload:
         options["offload_policy"] = fsdp.CPUOffloadPolicy()
     for module in (*reversed(layers), network):
-        fsdp.fully_shard(module, **options)
+        own = (reshard or {}).get(module) if plan.reshard_after_forward is None else None
+        fsdp.fully_shard(module, **options if own is None else options | {"reshard_after_forward": own})
     for number, layer in enumerate(layers):
         if plan.forward_prefetch:
             layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + plan.forward_prefetch])

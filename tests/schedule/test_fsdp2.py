@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import fsdp_sim.mini
+from fsdp_sim.cost import workload
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program
-from fsdp_sim.spec import Plan
+from fsdp_sim.spec import Model, Plan
 from fsdp_sim.spec.plan import TORCH_VERSIONS
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
 from tests.oracles.verify import verify
@@ -198,6 +199,19 @@ def test_where_torch_fails_there_is_no_program():
 @pytest.mark.parametrize("wrap", ["root", 16, 17, ("layers.0", "layers.1"), ("layers.2", "head")])
 def test_whatever_part_of_the_model_is_wrapped(wrap):
     assert_same(toy(3, wrap), Plan(wrap=wrap), 4, steps=1)
+
+
+@needs_known_torch
+@pytest.mark.parametrize("more", [
+    {}, {"reshard_after_forward": True}, {"reshard_after_forward": False}, {"activation_checkpointing": "full"},
+    {"forward_prefetch": 1, "backward_prefetch": 1}, {"grad_accum": 2, "reshard_after_backward": "last"},
+])  # fmt: skip
+def test_embedding_and_head_are_units_as_in_torchtitan(more):
+    plan = Plan(wrap="embed_block_head", seq_len=4, **more)
+    model = Model("tiny", n_layer=2, d_model=4, n_head=1, d_ffn=8, vocab=8, tied_embeddings=False)
+    units = workload(model, plan).units
+    assert [unit.name for unit in units] == ["root", "embed", "layers.0", "layers.1", "head"]
+    assert_same(units, plan, 4, steps=2)
 
 
 @needs_known_torch

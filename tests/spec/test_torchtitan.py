@@ -71,8 +71,8 @@ def test_a_run_of_torchtitan_is_simulated_from_its_file_alone(train: str) -> Non
     assert job.cluster == Cluster("H100", gpus=64)
     assert job.plan == Plan.from_torchtitan(train) == Plan(
         stack="torchtitan-compiled", compile=True, micro_batch=2, grad_accum=2, seq_len=8192, shard_size=16,
-        reshard_after_forward=False, param_dtype="bf16", reduce_dtype="fp32", activation_checkpointing="selective",
-        optimizer_impl="foreach", clip_grad_norm=True,
+        reshard_after_forward=False, wrap="embed_block_head", param_dtype="bf16", reduce_dtype="fp32",
+        activation_checkpointing="selective", optimizer_impl="foreach", clip_grad_norm=True,
     )  # fmt: skip
     done = call("simulate", "--torchtitan", train, "--gpu", "H100", "--json")
     assert json.loads(done.stdout)["tokens_per_step"] == 256 * 8192
@@ -82,7 +82,7 @@ def test_what_a_file_leaves_out_is_torchtitans_own_default() -> None:
     bare = Plan.from_torchtitan({"model": {"name": "llama3", "flavor": "8B"}}, gpus=8)
     assert bare == Plan(
         stack="torchtitan", micro_batch=8, seq_len=2048, param_dtype="bf16", reduce_dtype="fp32",
-        activation_checkpointing=2, clip_grad_norm=True,
+        activation_checkpointing=2, clip_grad_norm=True, wrap="embed_block_head",
     )  # fmt: skip
 
 
@@ -153,6 +153,7 @@ in_torchtitan = st.fixed_dictionaries(
         "activation_checkpointing": st.sampled_from([None, "full", "selective", 1, 2, 3]),
         "optimizer_impl": st.sampled_from(["fused", "foreach"]),
         "clip_grad_norm": st.just(True),
+        "wrap": st.just("embed_block_head"),
     }
 )
 not_in_torchtitan = st.fixed_dictionaries(
@@ -167,6 +168,7 @@ not_in_torchtitan = st.fixed_dictionaries(
         "stack": st.sampled_from(["plain", "hf-trainer"]),
         "loss_chunks": st.just(2),
         "requires_gradient_sync": st.just("last"),
+        "wrap": st.sampled_from(["block", "root"]),
         "fp8": st.just("rowwise"),
     },
 )
