@@ -92,7 +92,7 @@ notebooks: dev
 	@.venv/bin/python -m notebooks.masters.build
 
 html: dev
-	@.venv/bin/python -m notebooks.masters.html
+	@.venv/bin/python -m web.pages build/html
 
 slides: dev
 	@.venv/bin/python -m notebooks.masters.slides $(ARGS)

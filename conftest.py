@@ -40,7 +40,7 @@ SLOW = (
     "tests/ranks/test_edges.py", "tests/ranks/test_kernel.py", "tests/ranks/test_limits.py",
     "tests/ranks/test_other_user.py", "tests/ranks/test_watchdog.py",
     "tests/cli/test_calibrate.py", "tests/cli/test_demo.py", "tests/cli/test_ladder.py", "tests/test_setup.py",
-    "tests/test_base_install.py", "tests/test_accelerators.py",
+    "tests/test_base_install.py", "tests/test_accelerators.py", "tests/web",
 )  # fmt: skip
 """Where tests take seconds, or start ranks without a fixture."""
 QUICK = (

@@ -1,0 +1,123 @@
+"""Builds the pages with Sphinx, MyST-NB and Furo.
+
+Every page works from ``file://`` and asks no host for anything; the search is a file beside the pages.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from fsdp_sim.learn.predictions.ask import RIGHT, TRUTH, WRONG
+from fsdp_sim.viz import theme
+from web.pages import course
+from web.pages.words import WORDS, script
+
+HERE = Path(__file__).parent
+ROOT = "contents"
+"""The page that lists all others; the start page, `index.html`, is not made here."""
+CONFIGURATION: dict[str, Any] = {
+    "project": WORDS["title"],
+    "html_title": WORDS["title"],
+    "root_doc": ROOT,
+    "language": "en",
+    "extensions": ["myst_nb", "web.pages.build"],
+    "templates_path": [str(HERE / "templates")],
+    "html_theme": "furo",
+    "html_theme_options": {
+        "light_css_variables": {
+            "font-stack": theme.FONT,
+            "color-right": RIGHT,
+            "color-wrong": WRONG,
+            "color-truth": TRUTH,
+            "color-brand-primary": theme.FORWARD.color,
+            "color-brand-content": theme.FORWARD.color,
+        },
+        "dark_css_variables": {
+            "color-brand-primary": theme.ALL_GATHER.color,
+            "color-brand-content": theme.ALL_GATHER.color,
+            "color-background-primary": theme.DARK_PAPER,
+            "color-foreground-primary": theme.DARK_INK,
+        },
+    },
+    "html_css_files": ["pages.css"],
+    "html_js_files": ["words.js", "pages.js"],
+    "html_sidebars": {
+        "**": [
+            "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "start.html",
+            "sidebar/navigation.html", "sidebar/scroll-end.html",
+        ]
+    },
+    "pygments_style": "a11y-high-contrast-light",
+    "nb_execution_mode": "off",
+    "nb_ipywidgets_js": {},  # else every page asks other hosts for scripts
+    "nb_merge_streams": True,
+    "nb_code_prompt_show": WORDS["folded"],
+    "nb_code_prompt_hide": WORDS["unfolded"],
+    "myst_heading_anchors": 3,
+    "html_copy_source": False,
+    "html_show_copyright": False,
+    "html_show_sphinx": False,
+    "html_show_search_summary": False,  # a page that is a file may not read other files
+    # A notebook may begin below the next level; of an interactive figure the page shows the picture.
+    "suppress_warnings": ["myst.header", "mystnb.unknown_mime_type"],
+}  # fmt: skip
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls, since this module is one of the extensions."""
+
+    def starts_at_index(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+        context["master_doc"] = "index"
+        context["words"] = WORDS
+        if page == "course":
+            context["prev"] = {"link": "./index.html", "title": WORDS["start"]}
+
+    def dark_code(app: Sphinx) -> None:  # Furo's own setting, which Sphinx does not know before the theme is there
+        app.config.pygments_dark_style = "a11y-high-contrast-dark"
+
+    app.connect("builder-inited", dark_code, priority=100)
+    app.connect("html-page-context", starts_at_index)
+    return {"parallel_read_safe": True}
+
+
+def write(out: Path, names: list[str] | None = None, notebooks: Path = course.NOTEBOOKS) -> list[str]:
+    """Make the pages, and return their names.
+
+    Args:
+        names: of notebooks, to make only these pages of the course; all if there are none.
+
+    Raises:
+        ValueError: there is no notebook of a name.
+        RuntimeError: Sphinx could not make one of them.
+    """
+    unknown = set(names or ()) - {path.stem for path in notebooks.glob("*.ipynb")}
+    if unknown:
+        raise ValueError(f"there is no notebook {min(unknown)!r} in {notebooks}")
+    with tempfile.TemporaryDirectory() as scratch:
+        source, static = Path(scratch, "source"), Path(scratch, "static")
+        source.mkdir()
+        shutil.copytree(HERE / "static", static)
+        (static / "words.js").write_text(script(), encoding="utf-8")
+        parts = course.stage(notebooks, source, names or [])
+        pages = [page for listed in parts.values() for page in listed]
+        top = ["course", "labs", *(["gallery"] if (source / "gallery.ipynb").exists() else []), "glossary", "solutions"]
+        (source / f"{ROOT}.md").write_text(f"# {WORDS['contents']}\n\n{course.toctree(top)}", encoding="utf-8")
+        sphinx = Sphinx(
+            source, None, out, Path(scratch, "doctrees"), "html",
+            confoverrides=CONFIGURATION | {"html_static_path": [str(static)]}, status=None, warning=sys.stderr,
+            freshenv=True,
+        )  # fmt: skip
+        sphinx.build()
+    if sphinx.statuscode:
+        raise RuntimeError("Sphinx could not make every page; see above")
+    for page in pages:
+        target = (out / course.DOWNLOADS / page).with_suffix(".ipynb")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy((notebooks / page).with_suffix(".ipynb"), target)
+    return pages

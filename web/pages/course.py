@@ -1,0 +1,117 @@
+"""The course as pages: its saved notebooks, prepared for Sphinx. Nothing is executed.
+
+Figures are their pictures, with their words; what is folded stays folded; a prediction becomes a form that ``pages.js``
+fills.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html import escape
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_markdown_cell
+
+from notebooks.masters.build import FOLDED_CODE, IMAGES, WITHHELD, told
+from web.pages import predictions
+from web.pages.needed import needed
+from web.pages.words import WORDS
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PARTS = {"course": "[0-9][0-9]_*.ipynb", "labs": "lab_*.ipynb", "solutions": "solutions/*.ipynb"}
+DOWNLOADS = "notebooks"
+"""The folder of the site in which the notebooks themselves lie."""
+
+
+def stage(notebooks: Path, folder: Path, names: list[str]) -> dict[str, list[str]]:
+    """Write what becomes pages into a folder, for Sphinx.
+
+    Args:
+        names: only notebooks of these names; all if there are none.
+
+    Returns:
+        the pages of each part, without their endings.
+    """
+    (folder / "solutions").mkdir()
+    for path in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("solutions/*.ipynb")]):
+        if not names or path.stem in names:
+            nbformat.write(prepared(path), folder / path.relative_to(notebooks))
+    shutil.copy(notebooks / "glossary.md", folder)
+    parts = {
+        part: [str(page.relative_to(folder).with_suffix("")) for page in sorted(folder.glob(pattern))]
+        for part, pattern in PARTS.items()
+    }
+    for part, pages in parts.items():
+        (folder / f"{part}.md").write_text(overview(part, pages, folder), encoding="utf-8")
+    return parts
+
+
+def prepared(path: Path) -> nbformat.NotebookNode:
+    """A notebook as its page shows it."""
+    notebook = told(path.stem, path.parent)
+    notebook.cells[0].source = titled(notebook.cells[0].source, path)
+    solved = path.parent.name == "solutions"
+    place = f"../{DOWNLOADS}/solutions" if solved else DOWNLOADS
+    link = f'<a href="{place}/{path.name}" download>{WORDS["open_notebook"]}</a>'
+    cells: list[nbformat.NotebookNode] = []
+    code: list[str] = []
+    for cell in notebook.cells:
+        asks = cell.metadata.get("predict") or cell.metadata.get("cause")
+        if asks and not solved:
+            cells.append(new_markdown_cell(predictions.markup(predictions.asked(asks))))
+            continue
+        cells.append(cell)
+        if cell.cell_type != "code":
+            continue
+        cell.metadata["mystnb"] = {}
+        if FOLDED_CODE in cell.metadata.get("tags", []):
+            cell.metadata["mystnb"] |= {"code_prompt_show": WORDS["show_code"], "code_prompt_hide": WORDS["hide_code"]}
+        shown = [output.data for output in cell.get("outputs", []) if IMAGES & output.get("data", {}).keys()]
+        if shown:
+            words = " ".join(" ".join(data["text/plain"].split()) for data in shown)
+            cell.metadata["mystnb"] |= {"image": {"alt": words}}
+            cells.append(new_markdown_cell(f'<div class="figure-tools">{copied(code, cell.source)}{link}</div>'))
+        if cell.source.strip() == "puzzle()":
+            cells.append(new_markdown_cell(f'<p><a href="puzzle.html">{WORDS["puzzle"]}</a></p>'))
+        if WITHHELD in cell.metadata.get("tags", []):
+            cell.metadata["tags"] = [*cell.metadata["tags"], "hide-output"]
+        code.append(cell.source)
+    cells.insert(1, new_markdown_cell(f'<div class="page-tools">{link}</div>'))
+    notebook.cells = cells
+    return notebook
+
+
+def copied(before: list[str], source: str) -> str:
+    """The button that copies a figure's code, which ``pages.js`` shows; none if the code is more than Python."""
+    try:
+        code = needed(before, source)
+    except SyntaxError:
+        return ""
+    data = escape(code).replace("\n", "&#10;")  # an empty line would end the block of HTML
+    return f'<button type="button" hidden data-copy="{data}">{WORDS["copy_python"]}</button>'
+
+
+def titled(source: str, path: Path) -> str:
+    """The first cell with the chapter's number in its title, so that lists of pages and search tell them apart."""
+    number = re.match(r"\d+", path.stem)
+    before = f"{number[0]} · " if number else ""
+    after = f" {WORDS['with_solutions']}" if path.parent.name == "solutions" else ""
+    return re.sub(r"^# (.+)$", rf"# {before}\1{after}", source, count=1, flags=re.MULTILINE)
+
+
+def overview(part: str, pages: list[str], folder: Path) -> str:
+    """The page of a part: each of its pages with the sentences that it opens with."""
+    listed = [f"# {WORDS[part]}\n\n{WORDS[f'{part}_about']}\n"]
+    for page in pages:
+        title, _, rest = nbformat.read(folder / f"{page}.ipynb", as_version=4).cells[0].source.partition("\n")
+        listed.append(f"**[{title.removeprefix('# ')}]({page}.ipynb)**")
+        if part != "solutions":
+            listed[-1] += f"\\\n{rest.strip().split(chr(10) * 2)[0]}"
+    return "\n\n".join([*listed, toctree(pages)])
+
+
+def toctree(pages: list[str]) -> str:
+    """What Sphinx makes the order and the list at the side of."""
+    return "\n".join(["```{toctree}\n:hidden:\n:maxdepth: 1\n", *pages, "```\n"])

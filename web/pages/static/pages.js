@@ -1,0 +1,160 @@
+// Predictions, and the buttons of figures. Without this script a page is read as it is, and what is folded opens by hand.
+"use strict";
+
+const fill = (words, values) => words.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
+// ---- judging an answer, as fsdp_sim.learn.predictions does; the units are data
+
+const even = (value) => {  // halves go to the even neighbour, as Python has it
+  const below = Math.floor(value);
+  return value - below === 0.5 ? below + (below % 2 ? 1 : 0) : Math.round(value);
+};
+
+function digits3(value) {  // format(value, ".3g")
+  if (value === 0) return "0";
+  const scale = 10 ** (2 - Math.floor(Math.log10(Math.abs(value))));
+  const rounded = Number((even(value * scale) / scale).toPrecision(3));
+  const exponent = Number(rounded.toExponential().split("e")[1]);
+  if (exponent >= -4 && exponent < 3) return String(rounded);
+  return rounded.toExponential().replace(/e([-+])(\d)$/, "e$10$2");
+}
+
+const whole = (value) => even(value).toLocaleString("en-US");
+
+function written(value, asked) {
+  if (!asked.shown.length) {
+    const number = value === Math.round(value) || Math.abs(value) >= 1000 ? whole(value) : digits3(value);
+    return `${number} ${value === 1 ? asked.one : asked.unit}`;
+  }
+  const fitting = asked.shown.filter(([scale]) => scale <= Math.abs(value) * (1 + 1e-9));
+  const [scale, name] = fitting.length ? fitting[fitting.length - 1] : asked.shown[0];
+  const number = value / scale;
+  return `${Math.abs(number) < 1000 ? digits3(number) : whole(number)} ${name}`;
+}
+
+function off(ratio) {
+  if (ratio <= 0) return WORDS.another_sign;
+  if (ratio > 0.5 && ratio < 2) {
+    return fill(ratio > 1 ? WORDS.too_high : WORDS.too_low, { percent: even(100 * Math.abs(ratio - 1)) });
+  }
+  const factor = Math.max(ratio, 1 / ratio);
+  const near = Math.abs(factor - Math.round(factor)) <= 1e-9 * factor;
+  const shown = factor >= 10 || near ? String(even(factor)) : (even(10 * factor) / 10).toFixed(1);
+  return fill(ratio > 1 ? WORDS.times_high : WORDS.times_low, { factor: shown });
+}
+
+// What was answered: {sentence, right, ratio}, or {error}.
+function judged(asked, text) {
+  text = text.trim();
+  if (!text) return { error: WORDS.answer_first };
+  if (asked.choices) {
+    const right = text === asked.answer;
+    return { right, sentence: fill(right ? WORDS.right : WORDS.wrong, { answer: text, truth: asked.answer }) };
+  }
+  if (asked.needs_unit && /^[\s\d.,_+-]*$/.test(text)) return { error: fill(WORDS.of_what, { text, how: asked.how }) };
+  const found = /^\s*([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*$/.exec(text);
+  if (!found || text.length > 40) return { error: fill(WORDS.no_quantity, { text: text.slice(0, 40), how: asked.how }) };
+  let unit = found[2];
+  if (!asked.shown.length) {
+    for (const name of [asked.unit, asked.one]) if (unit.endsWith(name)) unit = unit.slice(0, -name.length).trim();
+  }
+  if (!Object.hasOwn(asked.scales, unit)) {
+    const units = Object.keys(asked.scales).filter(Boolean).join(", ");
+    return { error: fill(WORDS.other_unit, { text, units }) };
+  }
+  const value = Number(found[1].replace(/[_,]/g, "")) * asked.scales[unit];
+  const ratio = value / asked.truth, answer = written(value, asked);
+  const words = Math.abs(ratio - 1) < 0.005 ? WORDS.exact : WORDS.away;
+  return {
+    ratio, answer, right: Math.abs(ratio - 1) <= asked.close,
+    sentence: fill(words, { answer, truth: asked.answer, off: off(ratio) }),
+  };
+}
+
+// ---- the form
+
+function made(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function bars(asked, verdict) {
+  if (!(verdict.ratio > 0)) return [];
+  const longest = Math.max(verdict.ratio, 1);
+  const guess = verdict.right ? "var(--color-right)" : "var(--color-wrong)";
+  const rows = [[WORDS.your_estimate, verdict.ratio, guess, verdict.answer], [WORDS.the_truth, 1, "var(--color-truth)", asked.answer]];
+  return rows.map(([who, length, colour, text]) => made("div", { class: "bar" },
+    made("span", {}, who),
+    made("span", { style: `background:${colour};width:${Math.max(24 * length / longest, 0.15).toFixed(2)}em` }),
+    made("span", {}, text)));
+}
+
+// What follows a question and gives the answer away is folded: up to the next question or heading it opens.
+function unfold(place) {
+  for (let next = place.nextElementSibling; next && !next.matches("section, .prediction"); next = next.nextElementSibling) {
+    if (next.matches("details")) next.open = true;
+    for (const folded of next.querySelectorAll("details.hide")) {
+      if (!folded.matches(".above-input")) folded.open = true;
+    }
+  }
+}
+
+function ask(place) {
+  const asked = JSON.parse(place.dataset.asked);
+  const said = made("div", { role: "status" });
+  const button = made("button", { type: "submit" }, WORDS.commit);
+  const fields = made("fieldset", {}, made("legend", {}, WORDS.answer_label));
+  if (asked.choices) {
+    for (const choice of asked.choices) {
+      fields.append(made("label", {}, made("input", { type: "radio", name: asked.name, value: choice }), choice));
+    }
+    fields.append(made("div", { class: "ask" }, button));
+  } else {
+    const how = made("span", { id: `how-${asked.name}` }, asked.how);
+    const box = made("input", {
+      type: "text", name: asked.name, autocomplete: "off", "aria-label": WORDS.answer_label, "aria-describedby": how.id,
+    });
+    fields.append(how, made("div", { class: "ask" }, box, button));
+  }
+  const form = made("form", {}, fields);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const verdict = judged(asked, String(new FormData(form).get(asked.name) ?? ""));
+    if (verdict.error) {
+      said.replaceChildren(made("p", {}, verdict.error));
+      return;
+    }
+    const why = made("p");
+    why.innerHTML = asked.why;  // made by web.pages.predictions, which escapes it
+    said.replaceChildren(made("p", { class: "sentence" }, `${verdict.right ? "✓" : "✗"} ${verdict.sentence}`),
+      ...bars(asked, verdict), why);
+    fields.disabled = true;
+    unfold(place);
+  });
+  place.replaceChildren(form, said);
+}
+
+// ---- copying
+
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    const before = button.textContent;
+    button.textContent = WORDS.copied;
+    setTimeout(() => { button.textContent = before; }, 1500);
+  } catch {  // no permission, or no secure page
+    const text = made("textarea", { readonly: "", rows: "8", "aria-label": WORDS.not_copied }, button.dataset.copy);
+    button.closest("div").after(made("p", {}, WORDS.not_copied), text);
+    text.select();
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll(".prediction[data-asked]").forEach(ask);
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => copy(button));
+  }
+});
