@@ -22,7 +22,7 @@ def main() -> int:
     start = arguments.out / "index.html"
     if not start.exists():  # which `web.build` makes
         start.write_text('<!doctype html><meta http-equiv="refresh" content="0; url=course.html">', encoding="utf-8")
-    print(f"{len(pages)} pages of the course; open {start}")
+    print(f"{len(pages)} pages; open {start}")
     return 0
 
 

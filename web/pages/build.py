@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sphinx.application import Sphinx
 
 from fsdp_sim.learn.predictions.ask import RIGHT, TRUTH, WRONG
 from fsdp_sim.viz import theme
-from web.pages import course
+from web.pages import course, reference
 from web.pages.words import WORDS, script
 
 HERE = Path(__file__).parent
@@ -26,7 +27,7 @@ CONFIGURATION: dict[str, Any] = {
     "html_title": WORDS["title"],
     "root_doc": ROOT,
     "language": "en",
-    "extensions": ["myst_nb", "web.pages.build"],
+    "extensions": ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "web.pages.build"],
     "templates_path": [str(HERE / "templates")],
     "html_theme": "furo",
     "html_theme_options": {
@@ -54,6 +55,12 @@ CONFIGURATION: dict[str, Any] = {
         ]
     },
     "pygments_style": "a11y-high-contrast-light",
+    "default_role": "py:obj",
+    "add_module_names": False,
+    "autodoc_member_order": "bysource",
+    "autodoc_typehints_format": "short",
+    "napoleon_use_ivar": True,
+    "maximum_signature_line_length": 90,
     "nb_execution_mode": "off",
     "nb_ipywidgets_js": {},  # else every page asks other hosts for scripts
     "nb_merge_streams": True,
@@ -65,7 +72,7 @@ CONFIGURATION: dict[str, Any] = {
     "html_show_sphinx": False,
     "html_show_search_summary": False,  # a page that is a file may not read other files
     # A notebook may begin below the next level; of an interactive figure the page shows the picture.
-    "suppress_warnings": ["myst.header", "mystnb.unknown_mime_type"],
+    "suppress_warnings": ["myst.header", "mystnb.unknown_mime_type", "ref.python"],
 }  # fmt: skip
 
 
@@ -86,16 +93,18 @@ def setup(app: Sphinx) -> dict[str, Any]:
     return {"parallel_read_safe": True}
 
 
-def write(out: Path, names: list[str] | None = None, notebooks: Path = course.NOTEBOOKS) -> list[str]:
+def write(out: Path, names: list[str] | None = None, rooms: Sequence[str] = reference.ROOMS) -> list[str]:
     """Make the pages, and return their names.
 
     Args:
         names: of notebooks, to make only these pages of the course; all if there are none.
+        rooms: of which there are pages of the reference.
 
     Raises:
         ValueError: there is no notebook of a name.
         RuntimeError: Sphinx could not make one of them.
     """
+    notebooks = course.NOTEBOOKS
     unknown = set(names or ()) - {path.stem for path in notebooks.glob("*.ipynb")}
     if unknown:
         raise ValueError(f"there is no notebook {min(unknown)!r} in {notebooks}")
@@ -106,7 +115,9 @@ def write(out: Path, names: list[str] | None = None, notebooks: Path = course.NO
         (static / "words.js").write_text(script(), encoding="utf-8")
         parts = course.stage(notebooks, source, names or [])
         pages = [page for listed in parts.values() for page in listed]
-        top = ["course", "labs", *(["gallery"] if (source / "gallery.ipynb").exists() else []), "glossary", "solutions"]
+        pages += reference.stage(source / "reference", rooms)
+        gallery = ["gallery"] if (source / "gallery.ipynb").exists() else []
+        top = ["course", "labs", *gallery, "reference/index", "solutions"]
         (source / f"{ROOT}.md").write_text(f"# {WORDS['contents']}\n\n{course.toctree(top)}", encoding="utf-8")
         sphinx = Sphinx(
             source, None, out, Path(scratch, "doctrees"), "html",
@@ -116,7 +127,7 @@ def write(out: Path, names: list[str] | None = None, notebooks: Path = course.NO
         sphinx.build()
     if sphinx.statuscode:
         raise RuntimeError("Sphinx could not make every page; see above")
-    for page in pages:
+    for page in (page for listed in parts.values() for page in listed):
         target = (out / course.DOWNLOADS / page).with_suffix(".ipynb")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy((notebooks / page).with_suffix(".ipynb"), target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -112,6 +113,6 @@ def overview(part: str, pages: list[str], folder: Path) -> str:
     return "\n\n".join([*listed, toctree(pages)])
 
 
-def toctree(pages: list[str]) -> str:
+def toctree(pages: Sequence[str]) -> str:
     """What Sphinx makes the order and the list at the side of."""
     return "\n".join(["```{toctree}\n:hidden:\n:maxdepth: 1\n", *pages, "```\n"])
