@@ -12,20 +12,12 @@ from typing import Any
 import pytest
 
 from fsdp_sim.learn.predictions import load, names
+from tests.web.conftest import NAMES
 
 pages_of = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
-NAMES = ["00_start_here", "05_overlap"]
 MADE = [*NAMES, *(f"solutions/{name}" for name in NAMES)]
 # What makes a browser fetch something when the page is opened.
 FETCHED = re.compile(r"""<(?:script|img|link|iframe|source|video)\b[^>]*?\b(?:src|href)=["'](?:https?:)?//""")
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("html")
-    made = pages_of.write(out, NAMES, rooms=["simulation", "spec"])
-    assert [page for page in made if not page.startswith("reference/")] == MADE
-    return out
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -22,6 +22,10 @@ from web.pages.words import WORDS, script
 HERE = Path(__file__).parent
 ROOT = "contents"
 """The page that lists all others; the start page, `index.html`, is not made here."""
+DARK_CODE = {
+    "keyword": "#79C0FF", "string": "#7EE787", "comment": "#9BA7B4", "number": "#79C0FF", "def": "#D2A8FF",
+    "builtin": "#D2A8FF", "meta": "#FFA657",
+}  # fmt: skip
 CONFIGURATION: dict[str, Any] = {
     "project": WORDS["title"],
     "html_title": WORDS["title"],
@@ -44,6 +48,8 @@ CONFIGURATION: dict[str, Any] = {
             "color-brand-content": theme.ALL_GATHER.color,
             "color-background-primary": theme.DARK_PAPER,
             "color-foreground-primary": theme.DARK_INK,
+            # Of the code that `in_torch` shows, which in JupyterLab has the editor's colours.
+            **{f"jp-mirror-editor-{part}-color": colour for part, colour in DARK_CODE.items()},
         },
     },
     "html_css_files": ["pages.css"],
@@ -60,7 +66,6 @@ CONFIGURATION: dict[str, Any] = {
     "autodoc_member_order": "bysource",
     "autodoc_typehints_format": "short",
     "napoleon_use_ivar": True,
-    "maximum_signature_line_length": 90,
     "nb_execution_mode": "off",
     "nb_ipywidgets_js": {},  # else every page asks other hosts for scripts
     "nb_merge_streams": True,

@@ -69,6 +69,9 @@ def prepared(path: Path) -> nbformat.NotebookNode:
         cell.metadata["mystnb"] = {}
         if FOLDED_CODE in cell.metadata.get("tags", []):
             cell.metadata["mystnb"] |= {"code_prompt_show": WORDS["show_code"], "code_prompt_hide": WORDS["hide_code"]}
+        for output in cell.get("outputs", []):
+            if "text/html" in output.get("data", {}):
+                output.data["text/html"] = accessible(output.data["text/html"])
         shown = [output.data for output in cell.get("outputs", []) if IMAGES & output.get("data", {}).keys()]
         if shown:
             words = " ".join(" ".join(data["text/plain"].split()) for data in shown)
@@ -82,6 +85,15 @@ def prepared(path: Path) -> nbformat.NotebookNode:
     cells.insert(1, new_markdown_cell(f'<div class="page-tools">{link}</div>'))
     notebook.cells = cells
     return notebook
+
+
+def accessible(markup: str) -> str:
+    """An output's HTML without links inside of what is pressed to unfold, and without empty headings of columns."""
+    markup = re.sub(r"<th\b[^>]*></th>", "<td></td>", markup)
+    return re.sub(
+        r'<summary>([^<]*(?:<(?!a |/summary)[^<]*)*)(<a [^>]*>)(.*?)</a>(.*?)</summary>',
+        r"<summary>\1\3\4</summary>\2\3</a>", markup, flags=re.DOTALL,
+    )  # fmt: skip
 
 
 def copied(before: list[str], source: str) -> str:

@@ -151,7 +151,27 @@ async function copy(button) {
   }
 }
 
+// ---- for keyboards and screen readers
+
+// What scrolls sideways can be reached by keyboard, and says so.
+function reachable() {
+  for (const box of document.querySelectorAll("article pre, article div")) {
+    const longer = box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1;
+    if (longer && !box.hasAttribute("tabindex") && /auto|scroll/.test(getComputedStyle(box).overflow)) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "group");
+      box.setAttribute("aria-label", WORDS.scrolls);
+    }
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", WORDS.site);
+  document.querySelector(".toc-drawer")?.setAttribute("aria-label", WORDS.on_this_page);
+  document.querySelectorAll(".cell_output img").forEach((picture) => picture.addEventListener("load", reachable));
+  reachable();
+  addEventListener("resize", reachable);
+  document.addEventListener("toggle", reachable, true);
   document.querySelectorAll(".prediction[data-asked]").forEach(ask);
   for (const button of document.querySelectorAll("button[data-copy]")) {
     button.hidden = false;

@@ -1,0 +1,16 @@
+"""Some pages of the site, built once for all files here that one worker runs."""
+
+from pathlib import Path
+
+import pytest
+
+NAMES = ["00_start_here", "05_overlap"]
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two chapters, two rooms of the reference and all else of it, without the start page."""
+    web = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
+    out = tmp_path_factory.mktemp("site")
+    web.write(out, NAMES, rooms=["simulation", "spec"])
+    return out
