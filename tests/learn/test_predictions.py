@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import jupytext
@@ -10,7 +11,7 @@ import pytest
 from fsdp_sim.learn import board, predict
 from fsdp_sim.learn.predictions import Prediction, load, names
 from fsdp_sim.learn.predictions.ask import Asked, settled
-from fsdp_sim.learn.predictions.prediction import off
+from fsdp_sim.learn.predictions.prediction import WIDTH, off
 from notebooks.masters import build
 
 BYTES = Prediction("How much?", "16 GB", "Because.", unit="bytes", name="how_much")
@@ -94,6 +95,13 @@ def test_the_guess_is_drawn_to_scale_beside_the_truth():
 def test_text_of_a_learner_is_no_html():
     odd = Prediction("Which?", "a", "<b>", choices=("a", "<script>"), name="odd")
     assert "<script>" not in settled(odd, "<script>")._repr_html_()
+
+
+def test_without_a_widget_a_line_fits_its_output_and_each_choice_has_lines_of_its_own():
+    for name, prediction in names().items():
+        lines = predict(name).below.splitlines()
+        assert max(map(len, lines)) <= WIDTH, name
+        assert sum(bool(re.match(r"\(\d\) ", line)) for line in lines) == len(prediction.choices), name
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Asked:
     def below(self) -> str:
         """What stands below the question where no widget runs."""
         name = self.prediction.name
-        return f'{self.prediction.how}\nRun the cell to answer, or write it in: predict("{name}", "your answer")'
+        return f'{self.prediction.how}\nRun the cell to answer, or write it in:\npredict("{name}", "your answer")'
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         import ipywidgets

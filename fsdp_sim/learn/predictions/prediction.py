@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fsdp_sim.learn.quantity import MAX_LENGTH, in_unit, needs_unit, written
 from fsdp_sim.words import nearest
 
 CLOSE = 0.2  # relative: so far an estimate may be off and still count as close
+WIDTH = 88  # characters to a line of text
 FOLDER = Path(__file__).parent
 
 
@@ -64,9 +66,12 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def how(self) -> str:
-        """How to answer, as a sentence."""
+        """How to answer: the choices, a line each, or a sentence. JupyterLab breaks longer lines in mid-word."""
         if self.choices:
-            return " ".join(f"({n}) {choice}" for n, choice in enumerate(self.choices, 1))
+            return "\n".join(
+                textwrap.fill(f"({n}) {choice}", WIDTH, subsequent_indent="    ")
+                for n, choice in enumerate(self.choices, 1)
+            )
         return f"A number with a unit, such as {self._example}" if needs_unit(self.unit) else f"A number of {self.unit}"
 
     def commit(self, text: str) -> Committed:
