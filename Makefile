@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html slides nbgrader assignments lint bench chaos clean
+.PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html site slides nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-all    what make test leaves: both editions, every wrong answer on ranks of its own, damage, chaos'
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
+	@echo 'make site        the web edition, into build/site: needs npm          ARGS=--no-live: all but what runs in the page'
 	@echo 'make html        the course as pages to read, into build/html'
 	@echo 'make slides      chapters and plans as slides with speaker notes, into build/slides    ARGS="05_overlap --pdf"'
 	@echo 'make assignments nbgrader in a .venv of its own, and a course of assignments    COURSE=folder  NAMES="05_overlap"'
@@ -93,6 +94,9 @@ notebooks: dev
 
 html: dev
 	@.venv/bin/python -m web.pages build/html
+
+site: dev
+	@.venv/bin/python -m web.build $(ARGS)
 
 slides: dev
 	@.venv/bin/python -m notebooks.masters.slides $(ARGS)

@@ -1,0 +1,87 @@
+"""What runs in the pages: Python in a worker, and our own code in it, compiled. `gathered` makes it, `write` copies it.
+
+A page asks the worker with ``call(name, argument)`` (`static/python.js`); `calls` answers, in the worker or natively.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+from web.fetch import FETCHED, fetched, tool
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+"""Of npm's package what a page needs."""
+ROOMS = (
+    "words.py", "states.py", "packages.py", "__init__.py", "timeline", "spec", "schedule", "cost", "engine", "diagnose",
+    "simulation", "requests", "forms", "explore", "viz", "learn/__init__.py", "learn/puzzle",
+)  # fmt: skip
+"""Of fsdp_sim what is taken along; what imports torch stays behind."""
+LEFT_OUT = (".gz", ".csv", ".sbatch", ".css", ".pyc", ".html")
+
+
+def gathered(folder: Path = FETCHED) -> dict[str, Path | bytes]:
+    """The files of the folder ``live`` of the site, by name.
+
+    Raises:
+        RuntimeError: npm or node is missing, or something cannot be had; says what to do.
+    """
+    tool("node")
+    unpacked = folder / "pyodide"
+    archive = fetched("pyodide", folder)
+    if not all((unpacked / name).exists() for name in PYTHON):
+        shutil.rmtree(unpacked, ignore_errors=True)
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder / "new", filter="data")
+        (folder / "new" / "package").rename(unpacked)
+    files: dict[str, Path | bytes] = {f"python/{name}": unpacked / name for name in PYTHON}
+    files["python/ours.zip"] = compiled(unpacked, fetched("msgspec", folder), folder)
+    return files
+
+
+def sources() -> dict[str, bytes]:
+    """What is imported in the worker, by its path in `site-packages`."""
+    package = ROOT / "fsdp_sim"
+    paths = [p for room in ROOMS for p in ([package / room] if room.endswith(".py") else (package / room).rglob("*"))]
+    paths += [HERE.parent / "__init__.py", *(HERE / "calls").rglob("*")]
+    kept = [path for path in sorted(paths) if path.is_file() and path.suffix not in LEFT_OUT]
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept} | {"web/live/__init__.py": b""}
+
+
+def compiled(pyodide: Path, wheel: Path, folder: Path) -> Path:
+    """A zip of our code and msgspec, compiled by the Python that will run it; made anew where a source has changed."""
+    code = sources()
+    with zipfile.ZipFile(wheel) as msgspec:
+        code |= {name: msgspec.read(name) for name in msgspec.namelist() if not name.endswith((".pyi", "/"))}
+    key = hashlib.sha256(repr(sorted(code.items())).encode() + (HERE / "compile.mjs").read_bytes()).hexdigest()[:16]
+    made = folder / f"ours-{key}.zip"
+    if not made.exists():
+        for old in folder.glob("ours-*.zip"):
+            old.unlink()
+        raw = folder / "sources.zip"
+        with zipfile.ZipFile(raw, "w") as file:
+            for name, content in code.items():
+                file.writestr(name, content)
+        command = [tool("node"), str(HERE / "compile.mjs"), str(pyodide), str(raw), str(made)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(f"our code could not be compiled for the browser: {(run.stderr or run.stdout).strip()}")
+    return made
+
+
+def write(out: Path, files: dict[str, Path | bytes]) -> None:
+    """Put files into the folder ``live`` of a site, and the scripts of pages beside them."""
+    shutil.copytree(HERE / "static", out / "live")
+    for name, content in files.items():
+        target = out / "live" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    drawing = (ROOT / "fsdp_sim" / "viz" / "plotly-cartesian.min.js.gz").read_bytes()
+    (out / "live" / "plotly.js").write_bytes(gzip.decompress(drawing))
