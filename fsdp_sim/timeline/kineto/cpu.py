@@ -6,10 +6,12 @@ between taking it and finishing it (its span ``gloo:…``), issued when the trai
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from fsdp_sim.timeline.kinds import COLLECTIVE_LANE, Lane, Op
 from fsdp_sim.timeline.kineto.draft import Draft, intervals, joined, with_sizes
@@ -115,10 +117,11 @@ def _parts(host: Host, wires: set[int]) -> list[Draft]:
     """FSDP's copies and casts, each under the annotation of its unit."""
     out: list[Draft] = []
     ended, calls = -1.0, 0  # of torch.distributed, for which the thread waits: what is before and after is apart
+    ops = host.ops
     for i in host.telling:
-        start, end, tid = float(host.ops["start"][i]), float(host.ops["end"][i]), int(host.ops["tid"][i])
+        start, end, tid = ops.start[i], ops.end[i], ops.tid[i]
         note = next((n for n in host.note(tid, start) if n.unit), None)
-        name = host.op_names[int(host.ops["name"][i])]
+        name = host.op_names[ops.name[i]]
         if name.startswith("c10d::") and end > ended:
             ended, calls = end, calls + 1
         op = _part(note.kind, name) if note and tid not in wires and end > ended else None
@@ -144,38 +147,48 @@ def _part(kind: str, name: str) -> Op | None:
 def _computed(host: Host, wires: set[int]) -> list[Draft]:
     """What threads computed outside of FSDP's annotations: the outermost operations that contain none of them."""
     out: list[Draft] = []
-    for tid in sorted(set(map(int, host.ops["tid"])) - wires):
+    ops = host.ops
+    of_thread: dict[int, list[int]] = defaultdict(list)
+    for i, tid in enumerate(ops.tid):
+        of_thread[tid].append(i)
+    for tid in sorted(of_thread.keys() - wires):
         ended = -1.0
-        for i, before in zip(*_outside_notes(host, tid), strict=True):
-            start, end = float(host.ops["start"][i]), float(host.ops["end"][i])
+        for i, before in _outside_notes(host, tid, of_thread[tid]):
+            start, end = ops.start[i], ops.end[i]
             if end <= ended:
                 continue  # within an operation that counts already
             ended = end
             state = host.state(start)
-            op = Op.RECOMPUTE if state.op is Op.BWD and host.ops["forward"][i] else state.op
+            op = Op.RECOMPUTE if state.op is Op.BWD and ops.forward[i] else state.op
             if op is not Op.OPTIM:
                 key = (op, state.unit, state.occurrence, before)
                 out.append(Draft(op, state.unit, state, start, start, end, tid, key=key))
     return out
 
 
-def _outside_notes(host: Host, tid: int) -> tuple[np.ndarray, np.ndarray]:
+def _outside_notes(host: Host, tid: int, mine: list[int]) -> Iterator[tuple[int, int]]:
     """Operations of a thread that neither lie in an annotation nor contain one, and how many came before each.
 
     Left out as well: what contains a forward that backward runs again, and calls of torch.distributed.
+
+    Args:
+        mine: indices of the operations of the thread, ascending.
     """
+    ops = host.ops
     notes = [note for note in host.notes if note.tid == tid and note.kind not in ("step", "ddp_forward")]
-    starts = np.array([note.start for note in notes])
-    covered_until = np.maximum.accumulate(np.array([-1.0, *(note.end for note in notes)]))
-    mine = np.flatnonzero(host.ops["tid"] == tid)  # at least one
-    start, end = host.ops["start"][mine], host.ops["end"][mine]
-    before = np.searchsorted(starts, start, side="right")
-    outside = (start >= covered_until[before]) & (np.searchsorted(starts, end) <= before)
-    forward = start[host.ops["forward"][mine]]
-    again = np.searchsorted(forward, end) > np.searchsorted(forward, start, side="right")
-    backward = np.array([name.startswith("autograd::") or "Backward" in name for name in host.op_names])
-    calls = np.array([name.startswith("c10d::") for name in host.op_names])
-    of = host.ops["name"][mine]
-    called_until = np.maximum.accumulate(np.where(calls[of], end, -1.0))
-    keep = outside & ~(again & backward[of]) & (start >= called_until)
-    return mine[keep], before[keep]
+    starts = [note.start for note in notes]
+    covered_until = list(accumulate((note.end for note in notes), max, initial=-1.0))
+    forward = [ops.start[i] for i in mine if ops.forward[i]]
+    backward = {i for i, name in enumerate(host.op_names) if name.startswith("autograd::") or "Backward" in name}
+    calls = host.named("c10d::")
+    called_until = -1.0
+    for i in mine:
+        start, end, name = ops.start[i], ops.end[i], ops.name[i]
+        if name in calls:
+            called_until = max(called_until, end)
+        before = bisect_right(starts, start)
+        if start < max(covered_until[before], called_until) or bisect_left(starts, end) > before:
+            continue
+        if name in backward and bisect_left(forward, end) > bisect_right(forward, start):
+            continue
+        yield i, before

@@ -116,8 +116,8 @@ def sizes_by_launch(rows: TraceRows, host: Host) -> dict[tuple[int, float], Args
 
 def _enclosing_record(host: Host, tid: int, time: float) -> float:
     for i in host.op_ids_around(tid, time):
-        if host.op_names[host.ops["name"][i]] == "record_param_comms":
-            return float(host.ops["start"][i])
+        if host.op_names[host.ops.name[i]] == "record_param_comms":
+            return host.ops.start[i]
     return -1.0
 
 

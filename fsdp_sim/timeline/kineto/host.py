@@ -11,8 +11,6 @@ from collections import Counter
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from fsdp_sim.timeline.kinds import Op, Phase
 from fsdp_sim.timeline.kineto.fsdp1 import named_units
 from fsdp_sim.timeline.kineto.names import ROOT, mark
@@ -40,7 +38,7 @@ class Host:
     Attributes:
         notes: the annotations that mean something, sorted by start.
         fsdp: 2, 1, or 0 where the trace has no annotation of FSDP.
-        ops: the CPU operations, as columns (see `Rows.op_columns`); telling: indices of those that say what is done.
+        ops: the CPU operations, as columns; telling: indices of those that say what is done.
     """
 
     def __init__(self, rows: TraceRows) -> None:
@@ -51,7 +49,7 @@ class Host:
             notes = named_units(notes, rows.modules)
         self.notes = sorted(notes, key=lambda note: (note.start, -note.end))
         self.fsdp = 1 if fsdp1 else 2 if any(note.unit for note in self.notes) else 0
-        self.ops = rows.op_columns()
+        self.ops = rows.ops
         self.op_names = rows.names
         self._nesting = Nesting(*_columns(self.notes))
         self._frames = Nesting(*_columns(rows.frames))
@@ -60,9 +58,12 @@ class Host:
         self._times: list[float] = []
         self._states: list[HostState] = []
         self._walk()
-        special = self._special_ops()
-        self.telling = np.flatnonzero(special)
-        self._op_nesting = Nesting(*(self.ops[c][special].tolist() for c in ("start", "end", "tid")))
+        self.telling = self._telling_ops()
+        self._op_nesting = self._nested(self.telling)
+
+    def named(self, begin: str | tuple[str, ...]) -> set[int]:
+        """Which of ``op_names`` begin so."""
+        return {i for i, name in enumerate(self.op_names) if name.startswith(begin)}
 
     def note(self, tid: int, time: float) -> list[Note]:
         """The annotations that a moment lies in, from the innermost outwards."""
@@ -75,15 +76,15 @@ class Host:
 
     def op_around(self, tid: int, time: float) -> list[str]:
         """Names of the telling CPU operations that a moment lies in, from the innermost outwards."""
-        return [self.op_names[self.ops["name"][i]] for i in self.op_ids_around(tid, time)]
+        return [self.op_names[self.ops.name[i]] for i in self.op_ids_around(tid, time)]
 
     def op_ids_around(self, tid: int, time: float) -> list[int]:
         """The same as indices of ``ops``."""
-        return [int(self.telling[i]) for i in self._op_nesting.around(tid, time)]
+        return [self.telling[i] for i in self._op_nesting.around(tid, time)]
 
     def recomputes(self, tid: int, time: float) -> bool:
         """Whether, inside of backward, an operation is recorded for autograd: a forward that runs again."""
-        return any(self.ops["forward"][i] for i in self.op_ids_around(tid, time))
+        return any(self.ops.forward[i] for i in self.op_ids_around(tid, time))
 
     def in_autograd(self, tid: int, time: float) -> bool:
         """Whether the autograd engine runs a node on that thread: not so when backward is over."""
@@ -104,7 +105,7 @@ class Host:
         marks = [(note.start, 0, note, True) for note in self.notes] + [
             (note.end, -1, note, False) for note in self.notes
         ]
-        edges = np.sort(np.array([m[0] for m in marks]))
+        edges = sorted(m[0] for m in marks)
         marks += [(t, 1, Note(t, t, 0, "autograd"), True) for t in self._autograd_starts(edges)]
         walk = _Walk([note for note in self.notes if note.kind == "step"], self.fsdp)
         for time, _, note, begins in sorted(marks, key=lambda m: m[:2]):
@@ -116,30 +117,36 @@ class Host:
 
     @cached_property
     def _engine(self) -> Nesting:
-        return Nesting(*(self.ops[c][self._evaluations()].tolist() for c in ("start", "end", "tid")))
+        return self._nested(self._evaluations)
 
-    def _autograd_starts(self, edges: np.ndarray) -> list[float]:
+    def _nested(self, ids: list[int]) -> Nesting:
+        """Some of the CPU operations."""
+        start, end, tid, *_ = self.ops
+        return Nesting([start[i] for i in ids], [end[i] for i in ids], [tid[i] for i in ids])
+
+    def _autograd_starts(self, edges: list[float]) -> list[float]:
         """When the autograd engine begins to run, as often as something else happened before."""
-        start = self.ops["start"][self._evaluations()]
-        _, first = np.unique(np.searchsorted(edges, start, side="right"), return_index=True)
-        return [float(t) for t in start[first]]
+        first: dict[int, float] = {}  # by how much happened before
+        for start in (self.ops.start[i] for i in self._evaluations):
+            first.setdefault(bisect_right(edges, start), start)
+        return list(first.values())
 
-    def _evaluations(self) -> np.ndarray:
-        """Which CPU operations are nodes that the autograd engine runs."""
-        engine = np.array([name.startswith("autograd::engine::evaluate") for name in self.op_names], dtype=bool)
-        return engine[self.ops["name"]] if len(self.op_names) else np.zeros(0, dtype=bool)
+    @cached_property
+    def _evaluations(self) -> list[int]:
+        """The CPU operations that are nodes which the autograd engine runs."""
+        engine = self.named("autograd::engine::evaluate")
+        return [i for i, name in enumerate(self.ops.name) if name in engine]
 
-    def _special_ops(self) -> np.ndarray:
-        """Of the CPU operations those that tell something: FSDP's, torch.distributed's, arithmetic on gradients, and
-        forwards during backward.
+    def _telling_ops(self) -> list[int]:
+        """The CPU operations that tell something: FSDP's, torch.distributed's, arithmetic on gradients, and forwards
+        during backward.
         """
-        telling = np.array([name.startswith(_TELLING) for name in self.op_names], dtype=bool)
-        chosen = telling[self.ops["name"]] if len(self.op_names) else np.zeros(0, dtype=bool)
-        backward = np.array([state.phase is Phase.BACKWARD for state in self._states] or [False])
-        at = np.searchsorted(np.array(self._times), self.ops["start"], side="right") - 1
-        again = self.ops["forward"] & (at >= 0) & backward[np.maximum(at, 0)]
-        either: np.ndarray = chosen | again
-        return either
+        telling, start = self.named(_TELLING), self.ops.start
+        return [
+            i
+            for i, (name, forward) in enumerate(zip(self.ops.name, self.ops.forward, strict=True))
+            if name in telling or (forward and self.state(start[i]).phase is Phase.BACKWARD)
+        ]
 
 
 _TELLING = (

@@ -139,7 +139,7 @@ def _name_buckets(drafts: list[Draft], host: Host) -> None:
 def _what_else(rows: TraceRows) -> str:
     if rows.names or rows.kernels:
         return (
-            f"is a trace of {len(rows.kernels):,} kernels and {len(rows.op_columns()['start']):,} CPU operations "
+            f"is a trace of {len(rows.kernels):,} kernels and {len(rows.ops.start):,} CPU operations "
             "without FSDP and without a collective: plain training on one device; record a step of the sharded model"
         )
     if rows.count:

@@ -11,13 +11,12 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from fsdp_sim.timeline.kineto.repair import repaired
 from fsdp_sim.timeline.kineto.stream import EventStream, Progress, Raw
@@ -96,12 +95,22 @@ class Alloc(NamedTuple):
     on_gpu: bool
 
 
+class Ops(NamedTuple):
+    """CPU operations as columns, sorted by start, those that contain others first."""
+
+    start: Sequence[float]
+    end: Sequence[float]
+    tid: Sequence[int]
+    name: Sequence[int]  # an index of `TraceRows.names`
+    forward: Sequence[int]  # 1 where autograd recorded it
+
+
 class TraceRows:
     """What one file holds, sorted by nothing.
 
     Attributes:
         metadata: the keys of the document beside its events. count: how many events it has.
-        names: of CPU operations; `op_columns` says which have which.
+        names: of CPU operations; `ops` says which have which.
         collectives: CPU operations of torch.distributed, with their arguments; gloo: its threads' spans.
         launched: where a correlation id was launched: (start, thread).
         modules, frames: Python's calls of ``nn.Module`` and of the user's functions, these as ``file:line``.
@@ -125,13 +134,13 @@ class TraceRows:
         self._op_tid, self._op_name, self._op_external = array("q"), array("l"), array("q")
         self._forward = array("b")
 
-    def op_columns(self) -> dict[str, np.ndarray]:
-        """CPU operations sorted by start, those that contain others first."""
-        start, end = np.frombuffer(self._op_start), np.frombuffer(self._op_end)
-        order = np.lexsort((-end, start)) if len(start) else np.array([], dtype=int)
-        columns = {"start": start, "end": end, "tid": np.array(self._op_tid, dtype=np.int64)}
-        columns |= {"name": np.array(self._op_name, dtype=np.int64), "forward": np.array(self._forward, dtype=bool)}
-        return {name: column[order] for name, column in columns.items()}
+    @cached_property
+    def ops(self) -> Ops:
+        """The CPU operations."""
+        order = sorted(range(len(self._op_start)), key=self._op_end.__getitem__, reverse=True)
+        order.sort(key=self._op_start.__getitem__)
+        columns: tuple[array[Any], ...] = (self._op_start, self._op_end, self._op_tid, self._op_name, self._forward)
+        return Ops(*(array(column.typecode, [column[i] for i in order]) for column in columns))
 
     @cached_property
     def _external(self) -> dict[int, tuple[float, int]]:
