@@ -28,6 +28,7 @@ LOOKED_AT = [("00_start_here", *ALL[1])] + [
     pytest.param(name, *how, marks=pytest.mark.tail)
     for name, ways in {
         "00_start_here": [way for way in ALL if way != ALL[1]],
+        "index": ALL,
         "reference/api/simulation": ALL,
         "reference/commands": SOME,
         "course": SOME,

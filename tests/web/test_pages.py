@@ -167,8 +167,11 @@ def test_in_a_browser_one_predicts_by_keyboard_and_the_figure_unfolds(pages: Pat
     box.focus()
     box.type("reduce-scatter")
     page.keyboard.press("Enter")
-    found = page.locator("#search-results li a", has_text="Glossary > reduce-scatter")
+    found = page.locator("#search-results li a").first
     found.wait_for(timeout=30_000)
+    page.wait_for_function("document.querySelector('#search-results p')?.textContent.includes('found')")
+    assert found.inner_text() == "Glossary > reduce-scatter"
+    assert page.locator("#search-results").get_by_text("with solutions").count() == 0
     found.click()
     page.wait_for_url(re.compile(r"glossary\.html.*#reduce-scatter"), timeout=30_000)
 

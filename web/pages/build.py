@@ -54,6 +54,7 @@ CONFIGURATION: dict[str, Any] = {
     },
     "html_css_files": ["pages.css"],
     "html_js_files": ["words.js", "pages.js"],
+    "html_search_scorer": str(HERE / "scorer.js"),
     "html_sidebars": {
         "**": [
             "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "start.html",
@@ -94,6 +95,12 @@ def setup(app: Sphinx) -> dict[str, Any]:
         app.config.pygments_dark_style = "a11y-high-contrast-dark"
 
     app.connect("builder-inited", dark_code, priority=100)
+
+    def search_leaves_out_solutions(app: Sphinx, doctree: object) -> None:  # they say what their chapters say
+        if app.env.docname.startswith("solutions"):
+            app.env.metadata[app.env.docname]["nosearch"] = "true"
+
+    app.connect("doctree-read", search_leaves_out_solutions)
     app.connect("html-page-context", starts_at_index)
     return {"parallel_read_safe": True}
 
