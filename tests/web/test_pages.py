@@ -177,3 +177,26 @@ def test_in_a_browser_one_predicts_by_keyboard_and_the_figure_unfolds(pages: Pat
 
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     assert complaints == []
+
+
+@pytest.mark.browser
+def test_looked_at_closely_a_figure_answers_the_mouse_in_the_scheme_of_the_page(pages: Path, page: Any) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.emulate_media(color_scheme="dark")
+    page.goto((pages / "00_start_here.html").as_uri())
+    assert not any("figures/" in url for url in asked)  # not before one wants it
+    button = page.get_by_role("button", name="Look closer").first
+    button.focus()
+    page.keyboard.press("Enter")
+
+    plot = page.locator("dialog .js-plotly-plot")
+    plot.locator(".barlayer .point").first.wait_for(timeout=30_000)
+    assert plot.evaluate("plot => plot._fullLayout.paper_bgcolor") == "#111418"
+    assert len(plot.get_attribute("aria-label") or "") > 40
+    plot.locator(".nsewdrag").first.hover()
+    plot.locator(".hoverlayer .hovertext").first.wait_for()
+    page.keyboard.press("Escape")
+    assert page.locator("dialog").count() == 0
+    assert page.evaluate("document.activeElement.textContent") == "Look closer"
+    assert all(url.startswith(("file:", "data:")) for url in asked)

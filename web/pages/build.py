@@ -17,6 +17,7 @@ from sphinx.application import Sphinx
 from fsdp_sim.learn.predictions.ask import RIGHT, TRUTH, WRONG
 from fsdp_sim.viz import theme
 from web.pages import course, reference
+from web.pages.figures import Figures
 from web.pages.words import WORDS, script
 
 HERE = Path(__file__).parent
@@ -125,7 +126,9 @@ def write(out: Path, names: list[str] | None = None, rooms: Sequence[str] = refe
         source.mkdir()
         shutil.copytree(HERE / "static", static)
         (static / "words.js").write_text(script(), encoding="utf-8")
-        parts = course.stage(notebooks, source, names or [])
+        figures = Figures(static)
+        parts = course.stage(notebooks, source, names or [], figures)
+        figures.finish()
         pages = [page for listed in parts.values() for page in listed]
         pages += reference.stage(source / "reference", rooms)
         gallery = ["gallery"] if (source / "gallery.ipynb").exists() else []

@@ -11,12 +11,14 @@ import shutil
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
 from notebooks.masters.build import FOLDED_CODE, IMAGES, WITHHELD, told
 from web.pages import predictions
+from web.pages.figures import MIME, Figures
 from web.pages.needed import needed
 from web.pages.words import WORDS
 
@@ -26,10 +28,11 @@ DOWNLOADS = "notebooks"
 """The folder of the site in which the notebooks themselves lie."""
 
 
-def stage(notebooks: Path, folder: Path, names: list[str]) -> dict[str, list[str]]:
+def stage(notebooks: Path, folder: Path, names: list[str], figures: Figures) -> dict[str, list[str]]:
     """Write what becomes pages into a folder, for Sphinx.
 
     Args:
+        figures: where those that answer the mouse are collected.
         names: only notebooks of these names; all if there are none.
 
     Returns:
@@ -38,7 +41,7 @@ def stage(notebooks: Path, folder: Path, names: list[str]) -> dict[str, list[str
     (folder / "solutions").mkdir()
     for path in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("solutions/*.ipynb")]):
         if not names or path.stem in names:
-            nbformat.write(prepared(path), folder / path.relative_to(notebooks))
+            nbformat.write(prepared(path, figures), folder / path.relative_to(notebooks))
     shutil.copy(notebooks / "glossary.md", folder)
     parts = {
         part: [str(page.relative_to(folder).with_suffix("")) for page in sorted(folder.glob(pattern))]
@@ -49,7 +52,7 @@ def stage(notebooks: Path, folder: Path, names: list[str]) -> dict[str, list[str
     return parts
 
 
-def prepared(path: Path) -> nbformat.NotebookNode:
+def prepared(path: Path, figures: Figures) -> nbformat.NotebookNode:
     """A notebook as its page shows it."""
     notebook = told(path.stem, path.parent)
     notebook.cells[0].source = titled(notebook.cells[0].source, path)
@@ -76,8 +79,10 @@ def prepared(path: Path) -> nbformat.NotebookNode:
         if shown:
             words = " ".join(" ".join(data["text/plain"].split()) for data in shown)
             cell.metadata["mystnb"] |= {"image": {"alt": words}}
-            cells.append(new_markdown_cell(f'<div class="figure-tools">{copied(code, cell.source)}{link}</div>'))
-        if cell.source.strip() == "puzzle()":
+            closer = "" if solved else "".join(closely(path.stem, data, figures) for data in shown)
+            tools = f"{closer}{copied(code, cell.source)}{link}"
+            cells.append(new_markdown_cell(f'<div class="figure-tools">{tools}</div>'))
+        if cell.source.strip() == "puzzle()" and not solved:
             cells.append(new_markdown_cell(f'<p><a href="puzzle.html">{WORDS["puzzle"]}</a></p>'))
         if WITHHELD in cell.metadata.get("tags", []):
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-output"]
@@ -94,6 +99,13 @@ def accessible(markup: str) -> str:
         r'<summary>([^<]*(?:<(?!a |/summary)[^<]*)*)(<a [^>]*>)(.*?)</a>(.*?)</summary>',
         r"<summary>\1\3\4</summary>\2\3</a>", markup, flags=re.DOTALL,
     )  # fmt: skip
+
+
+def closely(page: str, data: dict[str, Any], figures: Figures) -> str:
+    """The button that shows a figure as large as the window, where it answers the mouse."""
+    if MIME not in data:
+        return ""
+    return f'<button type="button" hidden data-figure="{figures.add(page, data[MIME])}">{WORDS["closer"]}</button>'
 
 
 def copied(before: list[str], source: str) -> str:

@@ -136,6 +136,42 @@ function ask(place) {
   place.replaceChildren(form, said);
 }
 
+// ---- looking closer: the figure itself, where it answers the mouse
+
+const drawn = {};  // of each file a promise
+let drawFigure;  // what the file of a figure calls
+
+function load(file) {
+  return drawn[file] ??= new Promise((resolve, reject) => {
+    let figure;
+    drawFigure = (given) => { figure = given; };
+    const source = `${document.documentElement.dataset.content_root}_static/${file}`;
+    const script = made("script", { src: source });
+    script.onload = () => resolve(figure);
+    script.onerror = () => { delete drawn[file]; reject(new Error(source)); };
+    document.head.append(script);
+  });
+}
+
+function isDark() {
+  const { theme } = document.body.dataset;
+  return theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+}
+
+async function lookCloser(button) {
+  const picture = button.closest(".figure-tools").previousElementSibling.querySelector("img");
+  const close = made("button", { type: "button" }, WORDS.close);
+  const place = made("div", { class: "place", role: "figure", "aria-label": picture?.alt ?? "" });
+  const dialog = made("dialog", { class: "closer", "aria-label": button.textContent }, close, made("div", {}, place));
+  close.addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => { Plotly.purge(place); dialog.remove(); button.focus(); });
+  await load("figures/plotly.js");
+  const { data, layout, config } = structuredClone(await load(button.dataset.figure));
+  document.body.append(dialog);
+  dialog.showModal();
+  await Plotly.newPlot(place, data, { ...layout, template: TEMPLATES[isDark() ? "dark" : "light"] }, config);
+}
+
 // ---- copying
 
 async function copy(button) {
@@ -173,6 +209,10 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("resize", reachable);
   document.addEventListener("toggle", reachable, true);
   document.querySelectorAll(".prediction[data-asked]").forEach(ask);
+  for (const button of document.querySelectorAll("button[data-figure]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => lookCloser(button));
+  }
   for (const button of document.querySelectorAll("button[data-copy]")) {
     button.hidden = false;
     button.addEventListener("click", () => copy(button));
