@@ -8,6 +8,7 @@ import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -15,6 +16,7 @@ from fsdp_sim.learn.predictions import load, names
 from tests.web.conftest import NAMES
 
 pages_of = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MADE = [*NAMES, *(f"solutions/{name}" for name in NAMES)]
 # What makes a browser fetch something when the page is opened.
 FETCHED = re.compile(r"""<(?:script|img|link|iframe|source|video)\b[^>]*?\b(?:src|href)=["'](?:https?:)?//""")
@@ -74,6 +76,21 @@ def test_no_page_fetches_anything_from_another_host_or_names_this_machine(pages:
     assert "https://" not in "".join(re.findall(r"url\([^)]*\)|@import[^;]*", "".join(
         sheet.read_text() for sheet in pages.rglob("*.css")
     )))  # fmt: skip
+
+
+def test_every_link_within_the_site_leads_to_a_page_and_a_place_on_it(pages: Path) -> None:
+    texts = {page: re.sub(r'data-(?:asked|copy)="[^"]*"', "", page.read_text()) for page in pages.rglob("*.html")}
+    places = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
+    others = {path.stem for path in NOTEBOOKS.glob("*.ipynb")} - set(NAMES)  # which this site was made without
+    followed = 0
+    for page, text in texts.items():
+        for url in map(urlsplit, re.findall(r'(?:href|src)="([^"]+)"', text)):
+            target = (page.parent / unquote(url.path)).resolve() if url.path else page
+            if not url.scheme and target.stem not in others:
+                assert target.exists(), (page, url)
+                assert not url.fragment or target not in places or unquote(url.fragment) in places[target], (page, url)
+                followed += 1
+    assert followed > 1000
 
 
 def test_a_notebook_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

@@ -106,12 +106,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
     return {"parallel_read_safe": True}
 
 
-def write(out: Path, names: list[str] | None = None, rooms: Sequence[str] = reference.ROOMS) -> list[str]:
+def write(
+    out: Path, names: list[str] | None = None, rooms: Sequence[str] = reference.ROOMS, puzzle: str = ""
+) -> list[str]:
     """Make the pages, and return their names.
 
     Args:
         names: of notebooks, to make only these pages of the course; all if there are none.
         rooms: of which there are pages of the reference.
+        puzzle: the page on which the schedule puzzle is played; empty if the site has none.
 
     Raises:
         ValueError: there is no notebook of a name.
@@ -127,11 +130,11 @@ def write(out: Path, names: list[str] | None = None, rooms: Sequence[str] = refe
         shutil.copytree(HERE / "static", static)
         (static / "words.js").write_text(script(), encoding="utf-8")
         figures = Figures(static)
-        parts = course.stage(notebooks, source, names or [], figures)
+        parts = course.stage(notebooks, source, names or [], figures, puzzle)
         figures.finish()
-        pages = [page for listed in parts.values() for page in listed]
-        pages += reference.stage(source / "reference", rooms)
         gallery = ["gallery"] if (source / "gallery.ipynb").exists() else []
+        notebook_pages = [*(page for listed in parts.values() for page in listed), *gallery]
+        looked_up = reference.stage(source / "reference", rooms)
         top = ["course", "labs", *gallery, "reference/index", "solutions"]
         (source / f"{ROOT}.md").write_text(f"# {WORDS['contents']}\n\n{course.toctree(top)}", encoding="utf-8")
         sphinx = Sphinx(
@@ -142,8 +145,8 @@ def write(out: Path, names: list[str] | None = None, rooms: Sequence[str] = refe
         sphinx.build()
     if sphinx.statuscode:
         raise RuntimeError("Sphinx could not make every page; see above")
-    for page in (page for listed in parts.values() for page in listed):
+    for page in notebook_pages:
         target = (out / course.DOWNLOADS / page).with_suffix(".ipynb")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy((notebooks / page).with_suffix(".ipynb"), target)
-    return pages
+    return [*notebook_pages, *looked_up]

@@ -28,11 +28,12 @@ DOWNLOADS = "notebooks"
 """The folder of the site in which the notebooks themselves lie."""
 
 
-def stage(notebooks: Path, folder: Path, names: list[str], figures: Figures) -> dict[str, list[str]]:
+def stage(notebooks: Path, folder: Path, names: list[str], figures: Figures, puzzle: str) -> dict[str, list[str]]:
     """Write what becomes pages into a folder, for Sphinx.
 
     Args:
         figures: where those that answer the mouse are collected.
+        puzzle: the page on which the schedule puzzle is played; empty if the site has none.
         names: only notebooks of these names; all if there are none.
 
     Returns:
@@ -41,7 +42,7 @@ def stage(notebooks: Path, folder: Path, names: list[str], figures: Figures) -> 
     (folder / "solutions").mkdir()
     for path in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("solutions/*.ipynb")]):
         if not names or path.stem in names:
-            nbformat.write(prepared(path, figures), folder / path.relative_to(notebooks))
+            nbformat.write(prepared(path, figures, puzzle), folder / path.relative_to(notebooks))
     shutil.copy(notebooks / "glossary.md", folder)
     parts = {
         part: [str(page.relative_to(folder).with_suffix("")) for page in sorted(folder.glob(pattern))]
@@ -52,7 +53,7 @@ def stage(notebooks: Path, folder: Path, names: list[str], figures: Figures) -> 
     return parts
 
 
-def prepared(path: Path, figures: Figures) -> nbformat.NotebookNode:
+def prepared(path: Path, figures: Figures, puzzle: str) -> nbformat.NotebookNode:
     """A notebook as its page shows it."""
     notebook = told(path.stem, path.parent)
     notebook.cells[0].source = titled(notebook.cells[0].source, path)
@@ -82,8 +83,8 @@ def prepared(path: Path, figures: Figures) -> nbformat.NotebookNode:
             closer = "" if solved else "".join(closely(path.stem, data, figures) for data in shown)
             tools = f"{closer}{copied(code, cell.source)}{link}"
             cells.append(new_markdown_cell(f'<div class="figure-tools">{tools}</div>'))
-        if cell.source.strip() == "puzzle()" and not solved:
-            cells.append(new_markdown_cell(f'<p><a href="puzzle.html">{WORDS["puzzle"]}</a></p>'))
+        if puzzle and cell.source.strip() == "puzzle()" and not solved:
+            cells.append(new_markdown_cell(f'<p><a href="{puzzle}">{WORDS["puzzle"]}</a></p>'))
         if WITHHELD in cell.metadata.get("tags", []):
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-output"]
         code.append(cell.source)
