@@ -69,6 +69,7 @@ NOT_RUN = {
     "make check": "lint is run; the rest is a part of `make test`",
     "make lab": "tests/notebooks/test_browser.py starts JupyterLab",
     "make html": "tests/web/test_pages.py makes the pages",
+    "python -m web.pages build/html 05_overlap": "the same",
     "make slides": "tests/notebooks/test_slides.py makes a deck, and tries them all in `make test-all`",
     "make notebooks": "tests/notebooks/test_notebooks.py compares them with their masters, and runs every cell",
     "make chaos": "`make test-all` ends with it",

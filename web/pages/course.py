@@ -88,6 +88,9 @@ def prepared(path: Path, figures: Figures, puzzle: str) -> nbformat.NotebookNode
         if WITHHELD in cell.metadata.get("tags", []):
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-output"]
         code.append(cell.source)
+    other = f"../{path.stem}" if solved else f"solutions/{path.stem}"
+    if solved or (path.parent / f"{other}.ipynb").exists():
+        link += f'<a href="{other}.html">{WORDS["see_unsolved" if solved else "see_solved"]}</a>'
     cells.insert(1, new_markdown_cell(f'<div class="page-tools">{link}</div>'))
     notebook.cells = cells
     return notebook
