@@ -179,6 +179,15 @@ def test_in_a_browser_one_predicts_by_keyboard_and_the_figure_unfolds(pages: Pat
     choices.get_by_role("button").press("Enter")
     assert "none: right." in choices.get_by_role("status").inner_text()
 
+    page.reload()  # what one has answered is remembered, until one wants to be asked again
+    assert "29% too high" in place.get_by_role("status").inner_text()
+    assert place.locator("input").input_value() == "315 ms"
+    assert choices.get_by_role("radio").last.is_checked()
+    place.get_by_role("button", name="Ask me again").press("Enter")
+    assert place.get_by_role("status").inner_text() == ""
+    page.reload()
+    assert not figure.is_visible()
+
     page.keyboard.press("Control+Home")
     box = page.locator("input[name=q]").first
     box.focus()

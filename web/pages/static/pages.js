@@ -46,7 +46,7 @@ function off(ratio) {
 // What was answered: {sentence, right, ratio}, or {error}.
 function judged(asked, text) {
   text = text.trim();
-  if (!text) return { error: WORDS.answer_first };
+  if (!text || (asked.choices && !asked.choices.includes(text))) return { error: WORDS.answer_first };
   if (asked.choices) {
     const right = text === asked.answer;
     return { right, sentence: fill(right ? WORDS.right : WORDS.wrong, { answer: text, truth: asked.answer }) };
@@ -119,21 +119,55 @@ function ask(place) {
     fields.append(how, made("div", { class: "ask" }, box, button));
   }
   const form = made("form", {}, fields);
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const verdict = judged(asked, String(new FormData(form).get(asked.name) ?? ""));
+  const judge = (text) => {
+    const verdict = judged(asked, text);
     if (verdict.error) {
       said.replaceChildren(made("p", {}, verdict.error));
       return;
     }
     const why = made("p");
     why.innerHTML = asked.why;  // made by web.pages.predictions, which escapes it
+    const again = made("button", { type: "button" }, WORDS.again);
+    again.addEventListener("click", () => {
+      keep(asked.name, null);
+      ask(place);
+      place.querySelector("input").focus();
+    });
     said.replaceChildren(made("p", { class: "sentence" }, `${verdict.right ? "✓" : "✗"} ${verdict.sentence}`),
-      ...bars(asked, verdict), why);
+      ...bars(asked, verdict), why, again);
     fields.disabled = true;
+    keep(asked.name, text);
     unfold(place);
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    judge(String(new FormData(form).get(asked.name) ?? ""));
   });
   place.replaceChildren(form, said);
+  const before = kept()[asked.name];
+  if (before === undefined) return;
+  const radio = [...form.querySelectorAll("input[type=radio]")].find((input) => input.value === before);
+  if (radio) radio.checked = true;
+  else form.querySelector("input[type=text]")?.setAttribute("value", before);
+  judge(before);
+}
+
+// What one has answered stays in this browser: a page that is opened again shows it.
+function kept() {
+  try {
+    return JSON.parse(localStorage.getItem("predictions") ?? "{}");
+  } catch {  // the browser keeps nothing
+    return {};
+  }
+}
+
+function keep(name, answer) {
+  const answers = kept();
+  if (answer === null) delete answers[name];
+  else answers[name] = answer;
+  try {
+    localStorage.setItem("predictions", JSON.stringify(answers));
+  } catch { /* the same */ }
 }
 
 // ---- looking closer: the figure itself, where it answers the mouse
