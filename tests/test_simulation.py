@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim.cost import workload
+from fsdp_sim.cost.costs import CollectiveCosts
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.schedule import build
 from fsdp_sim.simulation import Fit, simulate
@@ -163,6 +164,20 @@ def test_a_program_is_shared_where_it_is_the_same(plan: Plan, cluster: Cluster, 
 
     assert (other.program.instructions is first.program.instructions) == shared
     assert other.program == build(list(other.workload.units), plan, cluster.gpus)
+
+
+@pytest.mark.parametrize("how", [{}, {"micro_batch": 8}, {"activation_checkpointing": "selective"}, {"api": "fsdp1"}])
+@pytest.mark.parametrize("cluster", [CLUSTER, replace(CLUSTER, gpus=32), replace(CLUSTER, bandwidth_gbps=10.0)])
+def test_what_plans_of_a_program_share_changes_nothing(how: dict[str, Any], cluster: Cluster) -> None:
+    """Before each of them the others were simulated: the program, its rates and its collectives may be known."""
+    plan = replace(PLAN, **how)
+    simulate("gpt2-124m", CLUSTER, replace(plan, micro_batch=1)).run.scaled(network=0.5)
+    sim, alone = simulate("gpt2-124m", cluster, plan), simulate("gpt2-124m", cluster, plan)
+    alone.__dict__["program"] = build(list(alone.workload.units), plan, cluster.gpus)
+    alone.costs.collectives = CollectiveCosts(cluster, alone.costs.calibration)
+
+    assert sim.run.columns == alone.run.columns
+    assert (sim.exposure, sim.memory.changes) == (alone.exposure, alone.memory.changes)
 
 
 def test_a_checkpoint_costs_its_bytes_at_the_rate_of_the_storage_shared_out_among_the_steps_between() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fsdp_sim.cost.calibration import Calibration, fitted
@@ -55,6 +55,56 @@ MEASURED = Calibration(
 )  # fmt: skip
 
 
+class CollectiveCosts:
+    """What collectives cost, and what computes beside them: of a cluster and a calibration alone, whatever is trained.
+
+    `collective_costs` gives the same one to all that ask for the same, so that what was worked out is there.
+    """
+
+    def __init__(self, cluster: Cluster, calibration: Calibration) -> None:
+        self.cluster, self.calibration = cluster, calibration
+        self._known: dict[tuple[Op, int, int, str], float] = {}
+
+    def seconds(self, i: Instruction) -> float:
+        """How long a collective takes by itself."""
+        key = (i.op, i.bytes, i.group_size, i.communicator)
+        found = self._known.get(key)
+        if found is None:
+            stride = i.stride_among(self.cluster.gpus)
+            alone_s = collective_s(i.op.lower(), i.bytes, i.group_size, self.cluster, stride=stride)
+            found = self._known[key] = alone_s / self.calibration.link_fraction
+        return found
+
+    def slowdown(self, slowed: Instruction, by: Instruction) -> float:
+        """How many times as long an operation takes while a collective runs beside it.
+
+        A collective takes its share of the memory's bandwidth; and its blocks of threads keep multiprocessors from what
+        computes, for as long as it runs, whether bytes arrive or not.
+        """
+        if slowed.lane is Lane.CPU:
+            return 1.0
+        part = self.cluster.gpu
+        taken: float = MEMORY_PASSES.get(by.op, 2) * by.bytes / max(self.seconds(by), 1e-9) / part.mem_bytes_per_s
+        if slowed.op in COMPUTATIONS:
+            kept = channels(by.group_size, self.cluster, stride=by.stride_among(self.cluster.gpus))
+            taken += kept / (part.sms - kept) if part.sms > kept else 0.0
+        return 1.0 + self.calibration.contention * taken
+
+    def nic_share(self, collective: Instruction) -> float:
+        """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
+        span = self.cluster.spans(collective.group_size, collective.stride_among(self.cluster.gpus))
+        return 1.0 if span.nodes > 1 else 0.0
+
+    # Neither depends on the unit, so they are asked once per collective.
+    slowdown.per_unit = nic_share.per_unit = False  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def collective_costs(cluster: Cluster, calibration: Calibration) -> CollectiveCosts:
+    """What collectives cost on a cluster."""
+    return CollectiveCosts(cluster, calibration)
+
+
 class Costs:
     """What each instruction costs.
 
@@ -85,7 +135,7 @@ class Costs:
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
         self._segments, self._launches = workload.known(part, self.calibration, *how)
-        self._collectives: dict[tuple[Op, int, int, str], float] = {}
+        self.collectives = collective_costs(cluster, self.calibration)
 
     def seconds(self, i: Instruction) -> float:
         """How long the operation takes by itself."""
@@ -93,13 +143,7 @@ class Costs:
         if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
             return self._segment_s(op, i.unit)
         if op in COLLECTIVES:
-            key = (op, i.bytes, i.group_size, i.communicator)
-            found = self._collectives.get(key)
-            if found is None:
-                stride = i.stride_among(self.cluster.gpus)
-                alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=stride)
-                found = self._collectives[key] = alone_s / self.calibration.link_fraction
-            return found
+            return self.collectives.seconds(i)
         if op is Op.OPTIM:
             return self._optimizer_s(i)
         if op is Op.H2D or op is Op.D2H:
@@ -130,29 +174,6 @@ class Costs:
                 launches = self._launches[id(kernels)] = sum([n for _, n in _launched(kernels, self.plan.compile)])
             return self.launch_s * launches
         return COLLECTIVE_ISSUE_S if op in COLLECTIVES else COPY_LAUNCH_S
-
-    def slowdown(self, slowed: Instruction, by: Instruction) -> float:
-        """How many times as long an operation takes while a collective runs beside it.
-
-        A collective takes its share of the memory's bandwidth; and its blocks of threads keep multiprocessors from what
-        computes, for as long as it runs, whether bytes arrive or not.
-        """
-        if slowed.lane is Lane.CPU:
-            return 1.0
-        part = self.cluster.gpu
-        taken: float = MEMORY_PASSES.get(by.op, 2) * by.bytes / max(self.seconds(by), 1e-9) / part.mem_bytes_per_s
-        if slowed.op in COMPUTATIONS:
-            kept = channels(by.group_size, self.cluster, stride=by.stride_among(self.cluster.gpus))
-            taken += kept / (part.sms - kept) if part.sms > kept else 0.0
-        return 1.0 + self.calibration.contention * taken
-
-    def nic_share(self, collective: Instruction) -> float:
-        """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
-        span = self.cluster.spans(collective.group_size, collective.stride_among(self.cluster.gpus))
-        return 1.0 if span.nodes > 1 else 0.0
-
-    # Neither depends on the unit, so they are asked once per collective.
-    slowdown.per_unit = nic_share.per_unit = False  # type: ignore[attr-defined]
 
     def _segment_s(self, op: Op, segment: str) -> float:
         work = self.workload.work[segment]

@@ -98,9 +98,11 @@ class ActivationChanges:
     def __init__(self, program: Program, work: Mapping[str, Work]) -> None:
         self.policy = policy_of(program.plan)
         self.work = work
-        if missing := [segment for segment in program.segments_of(Op.FWD) if segment not in work]:
+        forwards = program.segments_of(Op.FWD)
+        if missing := forwards.keys() - work.keys():
+            first = next(segment for segment in forwards if segment in missing)
             raise ValueError(
-                f"the workload says nothing of segment {missing[0]!r}, which the program computes; "
+                f"the workload says nothing of segment {first!r}, which the program computes; "
                 f"it knows {', '.join(list(work)[:5]) or 'none'}"
             )
         self.with_backward, self.recomputed = program.segments_of(Op.BWD), program.segments_of(Op.RECOMPUTE)
@@ -110,7 +112,7 @@ class ActivationChanges:
         self.last, self.drops_logits = last_backward(program), drops_logits(program)
         self.held_bytes = sum({id(w): w.held_bytes for w in work.values()}.values())
         self.staying = staying(program)
-        self.staying_bytes = sum(self.stays_of(segment) for segment in self.with_backward)
+        self.staying_bytes = sum(map(self.stays_of, self.staying.readers | self.staying.makers))
         # Programs of which `edge` is the same share it
         self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}
 

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import cast
 
-from fsdp_sim.engine.contention import Contention, Rates
+from fsdp_sim.engine.contention import Contention, rates_of
 from fsdp_sim.engine.dependencies import Dependencies, Stop, dependencies
 from fsdp_sim.engine.repetition import Flight, Repetition
 from fsdp_sim.engine.run import OpTimes, at_rank
@@ -32,13 +32,13 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
     if costs.per_rank:  # arrays of one entry
         seconds, issue_s = [[at_rank(value, 0) for value in given] for given in (costs.seconds, costs.issue_s)]
-    rates_of = Rates(contention, order.ops, costs.kinds)
-    kind_of = rates_of.kind_of.__getitem__
+    rates = rates_of(program, contention, costs.kinds)
+    kind_of = rates.kind_of.__getitem__
     flight = Flight.before(order, seconds)
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
     starts, late, due, flying = flight.starts, flight.late, flight.due, flight.flying
-    repetition = Repetition(order, {} if rates_of.per_unit else costs.kinds.marks, flight)
+    repetition = Repetition(order, {} if rates.per_unit else costs.kinds.marks, flight)
     marks, awaited_by = repetition.marks, order.awaited_by
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0
@@ -68,11 +68,11 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 flying.append(one)
             # who is in flight has changed: new rates
             if len(flying) == 1:
-                rates = _ALONE
+                new_rates = _ALONE
             else:
-                rates = rates_of.of(tuple(map(kind_of, flying)))
+                new_rates = rates.of(tuple(map(kind_of, flying)))
             soonest, first = inf, -1
-            for one, new in zip(flying, rates):  # noqa: B905
+            for one, new in zip(flying, new_rates):  # noqa: B905
                 if new != rate[one]:
                     rest = left[one] - (now - since[one]) * rate[one]
                     if rest < 0.0:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdp_sim.engine.kinds import OpKinds, numbered
-from fsdp_sim.schedule import Instruction
+from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Op
 
 Slowdown = float | Mapping[Op, float] | Callable[[Instruction, Instruction], float]
@@ -57,6 +57,20 @@ class Contention:
                 check_slowdown(value, f"Contention.{name}")
         for value in _numbers(self.nic_share):
             check_share(value, "Contention.nic_share")
+
+
+def rates_of(program: Program, contention: Contention, kinds: OpKinds) -> Rates:
+    """The rates of a program's operations; kept with it where a contention of functions does not ask about units."""
+
+    def made() -> Rates:
+        return Rates(contention, program.ops, kinds)
+
+    given = (
+        contention.compute_slowdown_by_collective, contention.collective_slowdown_by_compute, contention.nic_share,
+    )  # fmt: skip
+    if all(isinstance(value, int | float) or not getattr(value, "per_unit", True) for value in given):
+        return program.once(("rates", contention, kinds.which), made)
+    return made()
 
 
 def _numbers(given: object) -> list[object]:

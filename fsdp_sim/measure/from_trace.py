@@ -246,7 +246,7 @@ class _Fit:
         costs = Costs(self.sim.workload, self.sim.plan, self.sim.cluster, replace(self.base, contention=1.0))
         collectives = [i for i in self.sim.program.ops if i.op in COLLECTIVES]
         times = [costs.seconds(i) for i in collectives]
-        shares = [costs.slowdown(self.block[Op.FWD], i) - 1.0 for i in collectives]
+        shares = [costs.collectives.slowdown(self.block[Op.FWD], i) - 1.0 for i in collectives]
         share = sum(t * s for t, s in zip(times, shares, strict=True)) / (sum(times) or 1.0)
         if share > 0:
             self._found(

@@ -63,7 +63,9 @@ def resolve(request: Request) -> Job:
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
     values = fields | chosen
     plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
-    _check_size(model, cluster, plan)
+    for part in (model, cluster, plan):
+        _check_numbers(part)
+    check_blocks(model, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
     notes += _about_experts(model, plan, cluster)
     return Job(model, cluster, plan, notes, numbers, tuple(chosen))
@@ -79,13 +81,12 @@ OTHER_LIMIT = 2**26  # of any other whole number
 MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through each
 
 
-def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
-    for part in (model, cluster, plan):
-        for name, value in vars(part).items():
-            most = LIMITS.get(name, OTHER_LIMIT)
-            if type(value) is int and value > most and name != "wrap" and name in part.__dataclass_fields__:
-                raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
-    check_blocks(model, plan)
+@functools.lru_cache(maxsize=4096)
+def _check_numbers(part: Model | Cluster | Plan) -> None:
+    for name, value in vars(part).items():
+        most = LIMITS.get(name, OTHER_LIMIT)
+        if type(value) is int and value > most and name != "wrap" and name in part.__dataclass_fields__:
+            raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
 
 
 def check_blocks(model: Model, plan: Plan) -> None:

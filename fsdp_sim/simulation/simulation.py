@@ -168,7 +168,8 @@ class Simulation:
     def _contention(self) -> engine.Contention | None:
         if not self.costs.calibration.contention or self.cluster.kind == "cpu":
             return None
-        return engine.Contention(compute_slowdown_by_collective=self.costs.slowdown, nic_share=self.costs.nic_share)
+        of = self.costs.collectives
+        return engine.Contention(compute_slowdown_by_collective=of.slowdown, nic_share=of.nic_share)
 
     @property
     def step_time_s(self) -> float:

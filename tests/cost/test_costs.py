@@ -96,7 +96,7 @@ def test_a_collective_slows_compute_in_proportion_to_the_bytes_it_moves() -> Non
         program, costs = made(cluster=Cluster("A100-SXM-80GB", gpus=16, inter=inter))
         gather = next(i for i in program.ops if i.op is Op.ALL_GATHER)
         forward = next(i for i in program.ops if i.op is Op.FWD)
-        return costs.slowdown(forward, gather)
+        return costs.collectives.slowdown(forward, gather)
 
     assert 1.0 < slowdown("100 Gb/s per node") < slowdown("1600 Gb/s per node") <= 1 + Calibration().contention * 2
 
@@ -107,8 +107,8 @@ def test_a_collective_keeps_multiprocessors_from_compute_also_while_it_waits_for
         next(i for i in program.ops if i.op is op) for op in (Op.ALL_GATHER, Op.FWD, Op.AG_COPY_OUT)
     )
 
-    assert costs.slowdown(forward, gather) == pytest.approx(1 + 24 / (108 - 24), rel=1e-3)
-    assert costs.slowdown(copy, gather) == pytest.approx(1.0, rel=1e-3)
+    assert costs.collectives.slowdown(forward, gather) == pytest.approx(1 + 24 / (108 - 24), rel=1e-3)
+    assert costs.collectives.slowdown(copy, gather) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_group_with_one_gpu_of_each_node_keeps_what_its_network_card_needs() -> None:
