@@ -43,8 +43,9 @@ def needed(before: Sequence[str], code: str) -> str:
             # A call whose value nobody keeps is there for what it changes: `manual_seed`, `append`.
             if names & wanted or (called(statement) & wanted and not is_last(statement, source)):
                 wanted |= loaded(statement)
-                first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
-                kept.append("\n".join(source.splitlines()[first - 1 : statement.end_lineno]))
+                decorators = [ast.get_source_segment(source, one) for one in getattr(statement, "decorator_list", [])]
+                lines = [*(f"@{one}" for one in decorators), ast.get_source_segment(source, statement)]
+                kept.append("\n".join(line for line in lines if line))
     return "\n".join([*reversed(kept), code]) + "\n"
 
 
