@@ -53,6 +53,15 @@ def test_axe_finds_nothing(pages: Path, page: Any, name: str, width: str, scheme
     assert violations(page) == []
 
 
+def test_an_output_is_mended_where_a_notebook_may_show_what_a_page_may_not() -> None:
+    from web.pages.course import accessible
+
+    markup = '<summary><b>torch</b> <a href="x">f</a>, 16 lines</summary><h4>Hunt 1</h4><th scope="col"></th><th>a</th>'
+    assert accessible(markup) == (
+        '<summary><b>torch</b> f, 16 lines</summary><a href="x">f</a><p><b>Hunt 1</b></p><td></td><th>a</th>'
+    )
+
+
 @pytest.mark.browser
 def test_axe_sees_a_picture_without_words(pages: Path, page: Any) -> None:
     page.goto((pages / "course.html").as_uri())

@@ -97,8 +97,14 @@ def prepared(path: Path, figures: Figures, puzzle: str) -> nbformat.NotebookNode
 
 
 def accessible(markup: str) -> str:
-    """An output's HTML without links inside of what is pressed to unfold, and without empty headings of columns."""
+    """An output's HTML as WCAG has it.
+
+    Without links inside of what is pressed to unfold, empty headings of columns, headings out of the page's order, and
+    the green that rich prints, which is too light on white.
+    """
     markup = re.sub(r"<th\b[^>]*></th>", "<td></td>", markup)
+    markup = re.sub(r"<(/?)h[1-6]\b([^>]*)>", lambda tag: "</b></p>" if tag[1] else f"<p{tag[2]}><b>", markup)
+    markup = markup.replace("#00a000", "#007a00")
     return re.sub(
         r'<summary>([^<]*(?:<(?!a |/summary)[^<]*)*)(<a [^>]*>)(.*?)</a>(.*?)</summary>',
         r"<summary>\1\3\4</summary>\2\3</a>", markup, flags=re.DOTALL,
