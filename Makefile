@@ -82,12 +82,9 @@ mutation: dev
 matrix: dev
 	@$(IN_VENV) python -m tests.matrix $(ARGS)
 
-# As root, so in most containers, Jupyter wants to be told; it listens on this machine alone, behind its token.
 lab: SETUP_ARGS = --port '$(PORT)'
 lab: setup
-	@$(IN_VENV) jupyter lab --ip=127.0.0.1 --port='$(PORT)' --ServerApp.port_retries=0 --log-level=WARN --LabApp.custom_css=True \
-	    --ServerApp.tornado_settings='{"static_custom_path": ["$(CURDIR)/fsdp_sim/viz/jupyterlab"]}' \
-	    $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
+	@$(IN_VENV) fsdp-sim lab notebooks --port '$(PORT)'
 
 notebooks: dev
 	@.venv/bin/python -m notebooks.masters.build
@@ -122,7 +119,7 @@ chaos: dev
 PIN = .venv/bin/uv pip compile -q --universal --generate-hashes --no-annotate --custom-compile-command 'make lock' \
     --no-emit-package torch $(UPGRADE)
 lock: setup
-	@$(PIN) pyproject.toml --extra notebooks --group setup -o requirements.lock
+	@$(PIN) pyproject.toml --extra course --group setup -o requirements.lock
 	@$(PIN) pyproject.toml --extra dev -c requirements.lock -o requirements-dev.lock \
 	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' requirements.lock)
 	@$(PIN) --group nbgrader -c requirements.lock -c requirements-dev.lock -o notebooks/instructor/nbgrader.lock

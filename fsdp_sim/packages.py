@@ -1,16 +1,19 @@
 """What an install may lack: the extra that has a package and how to get it; and the newest torch this was tried with.
 
-The base install has four packages, and simulates. Whatever needs another says so with `missing`, in one sentence. There
-is no index that has fsdp_sim itself, so the way to more of it is a checkout.
+The base install has four packages, and simulates. Whatever needs another says so with `missing`, in one sentence. The
+way to more is the one by which fsdp_sim came: a checkout, a wheel, or an index.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
 import warnings
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 
 OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 11), (2, 15)
 """An older one will not do. A newer one is used all the same, with a warning; `make matrix` tries the versions."""
@@ -20,7 +23,17 @@ EXTRAS = {
     "labs": ("fsrs", "tyro", "platformdirs", "safetensors", "filelock"),
     "trainers": ("accelerate", "lightning_fabric"),
     "explore": ("pandas", "scipy"),
-    "notebooks": ("plotly", "pygments", "anywidget", "traitlets", "ipywidgets", "IPython", "jupyterlab", "jupytext"),
+    "course": (
+        "plotly",
+        "pygments",
+        "anywidget",
+        "traitlets",
+        "ipywidgets",
+        "IPython",
+        "ipykernel",
+        "jupyterlab",
+        "jupytext",
+    ),
     "bpe": ("tiktoken",),
     "tensorboard": ("tensorboard",),
     "huggingface": ("transformers",),
@@ -28,7 +41,7 @@ EXTRAS = {
     "dev": ("kaleido",),
 }
 """The names that are imported, by the extra of pyproject.toml that brings them."""
-LEARNERS = ("mini", "labs", "trainers", "explore", "notebooks")
+LEARNERS = ("mini", "labs", "trainers", "explore", "course")
 """The extras that `make setup` installs; `make dev` installs all."""
 
 
@@ -42,8 +55,19 @@ def remedy(package: str) -> str:
     extra = extra_of(package)
     if extra is None:
         return f"pip install {package}"
-    make = "setup" if extra in LEARNERS else "dev"
-    return f"in a checkout of fsdp_sim, run make {make}, or pip install -e '.[{extra}]'"
+    if (Path(__file__).parents[1] / "Makefile").exists():
+        make = "setup" if extra in LEARNERS else "dev"
+        return f"in a checkout of fsdp_sim, run make {make}, or pip install -e '.[{extra}]'"
+    return f"pip install '{requirement(extra)}'"
+
+
+def requirement(extra: str) -> str:
+    """fsdp_sim with an extra, from where this install of it came: PEP 610 has it kept, but for what an index gave."""
+    try:
+        kept = json.loads(distribution("fsdp-sim").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        kept = {}
+    return f"fsdp-sim[{extra}] @ {kept['url']}" if "archive_info" in kept else f"fsdp-sim[{extra}]"
 
 
 def missing(package: str, what: str = "this") -> str:

@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import fsdp_sim
+from fsdp_sim.cli.course_files import course_files
 from fsdp_sim.cli.main import COMMANDS
 
 ROOT = Path(fsdp_sim.__file__).parents[1]
@@ -40,6 +41,7 @@ DOES = {
     "doctor": ["--json"],
     "completion": ["bash"],
     "diagnose": ["step.jsonl"],
+    "course": ["here"],
 }
 LACKS = {
     "demo": ([], "torch"),
@@ -49,6 +51,7 @@ LACKS = {
     "drill": ([], "platformdirs"),
     "mine": ([], "torch"),
     "puzzle": ([], "platformdirs"),
+    "lab": (["here"], "jupyterlab"),
     "validate": (["--leave-out", "model"], "scipy"),
 }
 IN_A_CHECKOUT = {"teach": (["plan", "--list"], 0), "coverage": ([], 2)}
@@ -82,9 +85,9 @@ def base_venv(folder: Path) -> Path:
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of what it is made of: setuptools leaves files beside what it packs."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("fsdp_sim", "labs"):
+    for name in ("fsdp_sim", "labs", "notebooks"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-w", out, copy]
     subprocess.run([sys.executable, "-m", "pip", *build], check=True)
@@ -132,7 +135,8 @@ def test_what_needs_more_says_what_and_how_to_get_it(said, command):
 
     assert crash is None
     assert status == 2
-    says = f" needs {LACKS[command][1]}, which is not installed: in a checkout of fsdp_sim, run make setup, or "
+    remedy = "in a checkout of fsdp_sim, run make setup, or " if said["installed"] == "checkout" else "pip install"
+    says = f" needs {LACKS[command][1]}, which is not installed: {remedy}"
     assert [says in line for line in output.splitlines() if line.startswith("Error: ")] == [True], output
 
 
@@ -150,10 +154,13 @@ def test_what_reads_the_notebooks_says_where_there_are_none(said, command):
 
 
 @pytest.mark.tail
-def test_the_wheel_has_every_file_of_the_packages(wheel):
-    there = {str(path.relative_to(ROOT)) for name in ("fsdp_sim", "labs") for path in (ROOT / name).rglob("*.*")}
-    files = {name for name in there if (ROOT / name).is_file() and "__pycache__" not in name}
+def test_the_wheel_has_every_file_of_the_package_and_the_course_and_nothing_else_at_the_top(wheel):
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fsdp_sim").rglob("*.*") if path.is_file()}
+    files = {name for name in there if "__pycache__" not in name}
 
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in names if ".dist-info/" not in name}
 
-    assert packed == files
+    assert packed == files | {f"fsdp_sim/_course/{name}" for name in course_files()}
+    top = next(name for name in names if name.endswith("/top_level.txt"))
+    assert zipfile.ZipFile(wheel).read(top) == b"fsdp_sim\n"

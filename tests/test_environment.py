@@ -34,7 +34,7 @@ def asked_by(extra: str) -> list[Requirement]:
 
 
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
-BY_LEARNERS = [*BASE, *asked_by("notebooks"), *map(Requirement, PYPROJECT["dependency-groups"]["setup"])]
+BY_LEARNERS = [*BASE, *asked_by("course"), *map(Requirement, PYPROJECT["dependency-groups"]["setup"])]
 BY_ALL = [*BY_LEARNERS, *(need for extra in PROJECT["optional-dependencies"] for need in asked_by(extra))]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from fsdp_sim.cli.course_files import bring_labs
 from fsdp_sim.packages import missing
 
 INTERRUPTED = 130
@@ -40,6 +41,8 @@ COMMANDS = {
     ),
     "calibrate": CommandEntry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file."),
     "exercises": CommandEntry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
+    "course": CommandEntry("fsdp_sim.cli.course:course", "Write the notebooks and labs into a folder, or update it."),
+    "lab": CommandEntry("fsdp_sim.cli.lab:lab", "Open JupyterLab at the first notebook."),
     "mine": CommandEntry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands."),
     "teach": CommandEntry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
     "puzzle": CommandEntry("fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it."),
@@ -61,6 +64,7 @@ class LazyGroup(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
+        bring_labs()
         module, attribute = entry.target.split(":")
         try:
             return getattr(importlib.import_module(module), attribute)

@@ -9,7 +9,8 @@ from fsdp_sim.cli.main import COMMANDS
 from tests.cli.commands import call, examples
 
 PREPARED = {"diagnose", "teach"}  # theirs read files: tests of these commands prepare them
-LONG = {"calibrate", "completion", "demo", "doctor", "drill", "ladder", "mine", "puzzle", "validate"}  # and what asks
+# Also what asks, and what serves until it is stopped.
+LONG = {"calibrate", "completion", "demo", "doctor", "drill", "lab", "ladder", "mine", "puzzle", "validate"}
 RUN = [
     pytest.param(command, marks=[pytest.mark.slow, pytest.mark.tail] if command == "tune" else [])
     for command in sorted(COMMANDS.keys() - PREPARED - LONG)
