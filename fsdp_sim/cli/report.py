@@ -10,7 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.explore import WORTH, counted
-from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, TunedPlan, TuneResult, category_name
+from fsdp_sim.requests import (
+    Change,
+    ExplainResult,
+    Failure,
+    FitResult,
+    Job,
+    Result,
+    TunedPlan,
+    TuneResult,
+    category_name,
+)
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
@@ -201,6 +211,38 @@ def print_fit(found: FitResult) -> None:
     if isinstance(found.too_large, Result):
         console.print(f"The next larger one, {found.next}:")
         print_changes(console, [] if not isinstance(found.too_large.would_fit, list) else found.too_large.would_fit)
+
+
+def print_explained(found: ExplainResult) -> None:
+    """Print what accounts for a run's numbers, the likeliest first, and what to measure next."""
+    console = _console()
+    for note in found.notes:
+        console.print(note, style="dim")
+    said = {"step_time_s": human_ms, "peak_bytes": human_bytes, "reserved_bytes": human_bytes}
+    named = {"step_time_s": "a step", "peak_bytes": "allocated at the peak", "reserved_bytes": "reserved at the peak"}
+    told = ", ".join(f"{said[name](value)} {named[name]}" for name, value in found.measured.items())
+    console.print(f"The log says {told}. {found.simulations} accounts of it were simulated:")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", "likely", "step time", "allocated", "reserved", "off by"):
+        table.add_column(name, overflow="fold", justify="left" if not name else "right")
+    for number, account in enumerate(found.accounts, 1):
+        table.add_row(
+            Text(f"{number} {account.what}"), f"{account.likelihood:.0%}", human_ms(account.step_time_s),
+            human_bytes(account.peak_memory_bytes), human_bytes(account.reserved_memory_bytes),
+            f"{max(account.off.values()):.1f} σ",
+        )  # fmt: skip
+    console.print(table)
+    if not found.is_explained:
+        console.print("None of them, alone or in pairs, accounts for the numbers: each is more than 2 σ off.")
+    for number, account in enumerate(found.accounts[:2], 1):
+        for check in account.check:
+            console.print(f"To see {number}: {check}", markup=False, soft_wrap=True)
+    if found.decides:
+        next_ = found.decides
+        console.print(
+            f"What decides between 1 and 2: {next_['what']}. 1 predicts {next_['first']}, 2 {next_['second']}.",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def print_tuned(found: TuneResult, job: Job) -> None:

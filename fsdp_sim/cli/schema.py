@@ -13,11 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from fsdp_sim.cli.diagnose import DiagnoseRequest
+from fsdp_sim.cli.explain import ExplainRequest
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.cli.tune import TuneRequest
 from fsdp_sim.diagnose import Diagnosis
-from fsdp_sim.requests import Failure, FitResult, Request, Result, TuneResult
+from fsdp_sim.requests import ExplainResult, Failure, FitResult, Request, Result, TuneResult
 from fsdp_sim.requests.structs import FitRequest
 
 
@@ -72,6 +73,7 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "sweep": (SweepRequest, SweepResult, False),
     "fit": (FitRequest, FitResult, False),
     "tune": (TuneRequest, TuneResult, False),
+    "explain": (ExplainRequest, ExplainResult, False),
     "diagnose": (DiagnoseRequest, Diagnosis, False),
     "validate": (ValidateRequest, ValidateResult, False),
 }

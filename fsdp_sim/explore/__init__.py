@@ -2,9 +2,11 @@
 fastest plan."""
 
 from fsdp_sim.explore.changes import WORTH, changes_that_fit, changes_that_help
+from fsdp_sim.explore.explain_run import Account, Measured, RunExplained, explain_run
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MAY_FIT, MODEL_NAMES, RUNS, front_of, pareto
 from fsdp_sim.explore.space import LEVERS, Space, space_of
+from fsdp_sim.explore.suspects import Suspect
 from fsdp_sim.explore.sweep import (
     Sweep,
     combinations,
@@ -26,9 +28,13 @@ __all__ = [
     "MODEL_NAMES",
     "RUNS",
     "WORTH",
+    "Account",
     "Candidate",
     "LargestFit",
+    "Measured",
+    "RunExplained",
     "Space",
+    "Suspect",
     "Sweep",
     "Tuned",
     "Worth",
@@ -36,6 +42,7 @@ __all__ = [
     "changes_that_help",
     "combinations",
     "counted",
+    "explain_run",
     "front_of",
     "largest",
     "notes_of",

@@ -191,6 +191,45 @@ class FitResult(msgspec.Struct, omit_defaults=True):
     too_large: Result | None = None
 
 
+class RunAccount(msgspec.Struct, frozen=True):
+    """One way to account for what a log says: the run with some settings unlike its configuration, simulated.
+
+    Attributes:
+        names: of what differs; none is the run as its configuration says.
+        check: how to see each.
+        likelihood: the share among all that were simulated.
+        off: of each measured number, by how many standard deviations the prediction is off.
+    """
+
+    what: str
+    names: list[str]
+    check: list[str]
+    likelihood: float
+    step_time_s: float
+    peak_memory_bytes: int
+    reserved_memory_bytes: int
+    off: dict[str, float]
+
+
+class ExplainResult(msgspec.Struct, kw_only=True):
+    """Accounts of a run, the likeliest first.
+
+    Attributes:
+        measured: what the log says, in seconds and bytes.
+        is_explained: whether one that is at all likely predicts each number to within two standard deviations.
+        decides: the measurement that tells the first two apart best: ``what``, what either predicts (``first``,
+            ``second``), and by how many standard deviations they are ``apart``; null where none does.
+        simulations: how many accounts were simulated.
+    """
+
+    measured: dict[str, float]
+    is_explained: bool
+    accounts: list[RunAccount]
+    decides: dict[str, str | float] | None
+    simulations: int
+    notes: list[str]
+
+
 class TunedPlan(msgspec.Struct, frozen=True):
     """A plan that was simulated.
 

@@ -1,0 +1,250 @@
+"""`explain_run`: from what a log says of a run, which settings that it does not say fit best.
+
+A configuration says one thing, the numbers of a log another. Each `suspects.Suspect` is simulated, alone and, where
+none alone explains what was measured, with another; they are ranked by how likely the measured numbers are under them,
+times how likely each is beforehand. For the first two, of all that could be measured next, what tells them apart best.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from fsdp_sim.explore.suspects import Run, Suspect, suspects
+from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.words import did_you_mean, human_bytes, human_ms
+
+Z80 = 1.2816
+# Peaks of the published runs, which are predicted to within some 4% (`fsdp-sim validate`), as a standard deviation.
+OF_MEMORY = 0.04
+# How much a ratio of two step times of one run may be off by: what both have in common is not in it.
+OF_RATIO = 0.05
+# A measured number of `BAD` standard deviations is not explained.
+BAD = 2.0
+LIKELY = 0.05
+MOST_PAIRED = 6  # of the likeliest suspects each is tried with every other
+FREEDOM = 4.0  # of Student's t: a number that is far off rules a suspect out less than in a normal distribution
+ASIDE = "what the configuration says"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a log says; None is what it does not.
+
+    Attributes:
+        step_time_s: seconds of an optimizer step.
+        peak_bytes: ``torch.cuda.max_memory_allocated()``.
+        reserved_bytes: ``torch.cuda.max_memory_reserved()``, as torchtitan logs.
+
+    Raises:
+        ValueError: nothing was measured, or a number is not above 0.
+    """
+
+    step_time_s: float | None = None
+    peak_bytes: float | None = None
+    reserved_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in self.__dict__.items() if value is not None}
+        if not given:
+            raise ValueError("nothing was measured; give a step time, tokens a second or a peak of memory")
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}; it must be a number above 0")
+
+
+@dataclass(frozen=True)
+class Account:
+    """One way to account for the numbers: the run with some suspects, simulated.
+
+    Attributes:
+        by: the suspects; none is the run as the configuration says.
+        off: of each measured number, by how many standard deviations the prediction is off.
+        likelihood: the share of this account among all that were simulated.
+    """
+
+    by: tuple[Suspect, ...]
+    run: Run
+    sim: Simulation
+    off: dict[str, float]
+    likelihood: float = 0.0
+
+    @property
+    def what(self) -> str:
+        return "; ".join(suspect.what for suspect in self.by) or ASIDE
+
+    @property
+    def worst(self) -> float:
+        return max(self.off.values())
+
+
+class NextMeasurement(NamedTuple):
+    """The number that tells two accounts apart best.
+
+    Attributes:
+        what: to measure.
+        first, second: what either predicts, in words.
+        apart: by how many standard deviations.
+    """
+
+    what: str
+    first: str
+    second: str
+    apart: float
+
+
+@dataclass(frozen=True)
+class RunExplained:
+    """Accounts of a run, the likeliest first, and what to measure next."""
+
+    measured: Measured
+    accounts: tuple[Account, ...]
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether an account that is at least `LIKELY` predicts every number to within `BAD` standard deviations."""
+        return any(account.worst <= BAD and account.likelihood >= LIKELY for account in self.accounts)
+
+    @cached_property
+    def decides(self) -> NextMeasurement | None:
+        """None where there is one account alone, or nothing that could be measured tells the first two apart."""
+        if len(self.accounts) < 2:
+            return None
+        return next_measurement(self.accounts[0], self.accounts[1], self.measured)
+
+
+def explain_run(
+    model: Model, cluster: Cluster, plan: Plan, measured: Measured, known: Sequence[str] = (), **options: Any
+) -> RunExplained:
+    """Rank what a run may do unlike its configuration by how well each accounts for what was measured.
+
+    Args:
+        known: names of suspects (fields of the plan, ``dtype``, ``wire``, ``compute``) that are known to be as said.
+        options: of `simulate`.
+
+    Raises:
+        ValueError: the request cannot be simulated as it is; ``known`` has a name that is none of a suspect.
+
+    Example:
+        >>> said = Plan(param_dtype="bf16", seq_len=4096, activation_checkpointing="full")
+        >>> run = Model.preset("llama3-8b"), Cluster("H100", gpus=8), said
+        >>> did = simulate(run[0], run[1], replace(said, activation_checkpointing=None))
+        >>> found = explain_run(*run, Measured(did.step_time_s, did.peak_memory_bytes))
+        >>> found.accounts[0].what
+        'no block is computed again: checkpointing is off'
+    """
+    asked = Run(model, cluster, plan)
+    names = list(dict.fromkeys(suspect.name for suspect in suspects(asked)))
+    if unknown := [name for name in known if name not in names]:
+        raise ValueError(
+            f"known is {unknown[0]!r}, which is nothing that is doubted of this run; "
+            f"{did_you_mean(unknown[0], names, 'that is')}"
+        )
+    accounts = [_beside(Account((), asked, simulate(*asked, **options), {}), measured)]
+    alone = [s for s in suspects(asked) if s.name not in known]
+    accounts += _accounts(((s,) for s in alone), asked, measured, options)
+    if min(account.worst for account in accounts) > BAD:
+        likely = [a.by[0] for a in sorted(accounts, key=_weight, reverse=True) if a.by][:MOST_PAIRED]
+        pairs = (p for p in itertools.combinations(alone, 2) if p[0] in likely or p[1] in likely)
+        accounts += _accounts(pairs, asked, measured, options)
+    weights = [_weight(account) for account in accounts]
+    most = max(weights)
+    shares = [math.exp(weight - most) for weight in weights]
+    ranked = [replace(a, likelihood=share / sum(shares)) for a, share in zip(accounts, shares, strict=True)]
+    return RunExplained(measured, tuple(sorted(ranked, key=lambda account: -account.likelihood)))
+
+
+def _accounts(
+    chosen: Iterable[tuple[Suspect, ...]], asked: Run, measured: Measured, options: dict[str, Any]
+) -> list[Account]:
+    """Of the suspects that this run can have."""
+    found = []
+    for by in chosen:
+        if len({suspect.name for suspect in by}) < len(by):
+            continue
+        run = asked
+        try:
+            for suspect in by:
+                run = suspect.run(run)
+            found.append(_beside(Account(by, run, simulate(*run, **options), {}), measured))
+        except ValueError:  # settings that do not go together: no run has them
+            continue
+    return found
+
+
+def _beside(account: Account, measured: Measured) -> Account:
+    sim, off = account.sim, {}
+    if measured.step_time_s is not None:
+        off["step_time_s"] = abs(math.log(sim.step_time_s / measured.step_time_s)) / _of_time(sim)
+    if measured.peak_bytes is not None:
+        off["peak_bytes"] = abs(math.log(sim.peak_memory_bytes / measured.peak_bytes)) / OF_MEMORY
+    if measured.reserved_bytes is not None:
+        off["reserved_bytes"] = abs(math.log(sim.memory.reserved_bytes / measured.reserved_bytes)) / OF_MEMORY
+    if sim.fit is Fit.DOES_NOT_FIT:  # and the run ran
+        off["room"] = math.log(sim.peak_memory_bytes / sim.memory_limit_bytes) / OF_MEMORY
+    return replace(account, off=off)
+
+
+def _of_time(sim: Simulation) -> float:
+    """The standard deviation of a step time's logarithm, which its 80% interval says."""
+    low, high = sim.step_time_interval_s
+    return math.log(high / low) / 2 / Z80
+
+
+def _weight(account: Account) -> float:
+    """The logarithm of how likely the numbers are, times how likely the suspects are beforehand."""
+    of_numbers = sum(-(FREEDOM + 1) / 2 * math.log1p(z * z / FREEDOM) for z in account.off.values())
+    wide = [_of_time(account.sim)] if "step_time_s" in account.off else []
+    return of_numbers - sum(map(math.log, wide)) + sum(math.log(suspect.prior) for suspect in account.by)
+
+
+# -- what to measure next
+
+
+def next_measurement(first: Account, second: Account, measured: Measured) -> NextMeasurement | None:
+    """Of the numbers that one can measure of the same run, the one that tells two accounts apart best."""
+    found = [one for one in _measurements(first, second, measured) if one is not None and one.apart > 1]
+    return max(found, key=lambda one: one.apart, default=None)
+
+
+def _measurements(first: Account, second: Account, measured: Measured) -> Iterable[NextMeasurement | None]:
+    def of(
+        what: str, value: Callable[[Account], float | None], said: Callable[[float], str], deviation: float
+    ) -> NextMeasurement | None:
+        a, b = value(first), value(second)
+        if not a or not b:
+            return None
+        return NextMeasurement(what, said(a), said(b), abs(math.log(a / b)) / deviation)
+
+    if measured.step_time_s is None:
+        deviation = max(_of_time(first.sim), _of_time(second.sim))
+        yield of("the step time", lambda a: a.sim.step_time_s, human_ms, deviation)
+    if measured.peak_bytes is None and measured.reserved_bytes is None:
+        what = "the peak of memory, torch.cuda.max_memory_allocated()"
+        yield of(what, lambda a: float(a.sim.peak_memory_bytes), human_bytes, OF_MEMORY)
+    now = first.run.plan
+    for what, name, value in (
+        ("twice the micro-batch", "micro_batch", 2 * now.micro_batch),
+        ("half the sequence", "seq_len", now.seq_len // 2),
+    ):
+        new: dict[str, Any] = {name: value}
+        ratio = partial(_ratio, **new)
+        yield of(f"the step time with {what}, beside that now", ratio, lambda times: f"{times:.2f} times", OF_RATIO)
+    yield of(
+        "the time that compute waits for communication in a profiled step (fsdp-sim diagnose)",
+        lambda a: max(a.sim.exposed_comm_s, 1e-3 * a.sim.step_time_s), human_ms, 0.25,
+    )  # fmt: skip
+
+
+def _ratio(account: Account, /, **new: Any) -> float | None:
+    model, cluster, plan = account.run
+    try:
+        changed = simulate(model, cluster, in_short(replace(plan, **new)))
+    except ValueError:  # such as a sequence for which the model has no positions
+        return None
+    return changed.step_time_s / simulate(model, cluster, in_short(plan)).step_time_s if changed.fits else None
