@@ -1,8 +1,8 @@
-"""What a lab found as a picture: predicted bars over measured ones, and the losses of several trainings."""
+"""What a lab found as a picture: predicted bars over measured ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
@@ -46,36 +46,3 @@ def bars(rows: Sequence[ResultRow], quantity: str, sentence: str) -> Picture:
     errors = [abs(row.error) for row in shown if row.error is not None]
     finding = f"{sentence}." + (f" The predictions are within {max(0.01, *errors):.0%}." if errors else "")
     return Picture(figure, finding, (Table(quantity, COLUMNS, tuple(row.cells for row in shown)),))
-
-
-def losses(curves: Mapping[str, tuple[int, Sequence[float]]], sentence: str) -> Picture:
-    """The losses of several trainings over their steps: the first as a line, the others as marks.
-
-    Args:
-        curves: by name the first step, and the loss of it and of each that follows.
-        sentence: the title; what is to be seen.
-    """
-    figure = go.Figure()
-    for number, (name, (first, values)) in enumerate(curves.items()):
-        look = chart.series(number)
-        figure.add_scatter(
-            x=list(range(first, first + len(values))), y=list(values), name=name,
-            mode="markers" if number else "lines", line={"color": look.color, "width": 2, "dash": look.dash},
-            marker={"color": look.color, "symbol": look.symbol, "size": 10, "line": {"color": "white", "width": 1}},
-        )  # fmt: skip
-    chart.frame(figure, sentence, plot_px=260, bottom=90)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"})
-    figure.update_xaxes(title="step", dtick=1)
-    figure.update_yaxes(title="loss (nats)")
-    steps = sorted({first + i for first, values in curves.values() for i in range(len(values))})
-    cells = tuple(
-        (
-            str(step),
-            *(
-                f"{values[step - first]:.4f}" if 0 <= step - first < len(values) else ""
-                for first, values in curves.values()
-            ),
-        )
-        for step in steps
-    )
-    return Picture(figure, f"{sentence}.", (Table("loss", ("step", *curves), cells),))

@@ -377,7 +377,7 @@ for together in (False, True):
 # %% exercise="case_09"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.pictures import losses
+from fsdp_sim.learn.pictures.numerics import losses
 
 tied_files = file_of("case_09")
 calls = tied_files.inputs(0)

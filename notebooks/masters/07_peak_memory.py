@@ -96,7 +96,8 @@ for name, setting in settings.items():
     timeline = simulate(layers, cluster, Plan(seq_len=16, **setting)).timeline.select(lambda e: e.is_memory)
     whole = {phase: checked.use(timeline, phase) for phase in ("forward", "backward")}
     standing[name] = {phase: sum("layers" in what for what in of) for phase, of in whole.items()}
-print(standing)
+for name, layers_whole in standing.items():
+    print(f"{name}:", ", ".join(f"{number} layers in {phase}" for phase, number in layers_whole.items()))
 assert standing["default"] == {"forward": 3, "backward": 4}
 assert standing["prefetch 2 ahead"]["forward"] == 4
 assert standing["never resharded"] == {"forward": 8, "backward": 7}
@@ -150,7 +151,7 @@ eight = Cluster("H100-SXM-80GB", gpus=8)
 row = {"micro_batch": 1, "seq_len": 8192, "param_dtype": "bf16"}
 values = (True, None, 4, False)
 kept = {str(value): simulate("llama3-8b", eight, Plan(**row, reshard_after_forward=value)) for value in values}
-print({name: f"{sim.peak_memory_bytes / GIB:.1f} GiB" for name, sim in kept.items()})
+print(*(f"{name:5} {sim.peak_memory_bytes / GIB:.1f} GiB" for name, sim in kept.items()), sep="\n")
 assert not kept["False"].fits
 assert kept["True"].peak_memory_bytes == kept["None"].peak_memory_bytes
 assert round((kept["False"].peak_memory_bytes - kept["True"].peak_memory_bytes) / 1e9, 1) == 13.5
@@ -197,7 +198,7 @@ in_torch(post_forward_mesh_info, FSDPParamGroup.reshard, FSDPParamGroup.post_for
 # %%
 wrapped = {how: simulate("llama3-8b", eight, Plan(**row, wrap=how)) for how in ("block", "root")}
 issued = {how: sum(i.op is Op.ALL_GATHER for i in sim.program.ops) for how, sim in wrapped.items()}
-print("all-gathers in a step:", issued)
+print("all-gathers in a step:", ", ".join(f"{number} with wrap={how}" for how, number in issued.items()))
 assert issued == {"block": 65, "root": 1}
 assert wrapped["block"].fits
 assert not wrapped["root"].fits
@@ -236,7 +237,7 @@ assert gathers == 9
 choices = {"none": None, "selective": "selective", "full": "full"}
 long = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing=ac)) for name, ac in choices.items()}
 speed = {name: sim.tokens_per_s_per_gpu / long["none"].tokens_per_s_per_gpu for name, sim in long.items()}
-print({name: f"{share:.0%} of the tokens per second" for name, share in speed.items()})
+print(*(f"{name:9} {share:4.0%} of the tokens per second" for name, share in speed.items()), sep="\n")
 assert 0.75 < speed["full"] < 0.82
 assert long["full"].peak_memory_bytes < 0.45 * long["none"].peak_memory_bytes
 viz.memory_waterfall(long).titled("Recompute the blocks, and more than half of the peak is gone")
@@ -256,7 +257,8 @@ others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "act
           "checkpointed": chosen | {"activation_checkpointing": "full"},
           "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip
 plans = {n: simulate("llama2-7b", cards, Plan(seq_len=4096, param_dtype="bf16", **one)) for n, one in others.items()}
-print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
+for name, sim in plans.items():
+    print(f"{name:14}", f"{sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU" if sim.fits else "does not fit")
 assert plans["your plan"].fits
 assert not plans["two rows, kept"].fits
 viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations stay")
@@ -449,7 +451,8 @@ issued = {
 }
 per_step = {api: {"record_stream": kinds.count(Kind.RECORD_STREAM), "the CPU waits": kinds.count(Kind.CPU_BLOCK)}
             for api, kinds in issued.items()}  # fmt: skip
-print(per_step)
+for api, calls in per_step.items():
+    print(f"{api} in a step:", ", ".join(f"{what} {number} times" for what, number in calls.items()))
 assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
 assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")

@@ -52,10 +52,10 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.exercises.checkpoints import Disk, Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
+from fsdp_sim.learn.pictures.numerics import losses
 from fsdp_sim.mini import FSDPParam
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.ranks import RanksError, run
-from labs.experiments.pictures import losses
 from labs.experiments.resume import on_disk
 
 temporary = tempfile.TemporaryDirectory()  # on the disk of this machine, where all ranks see it

@@ -48,12 +48,13 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, error_of, issued, where_ranks_stand
+from fsdp_sim.learn.pictures.numerics import losses
 from fsdp_sim.learn.tried import tried
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Op
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
-from labs.experiments.pictures import bars, losses
+from labs.experiments.pictures import bars
 from labs.experiments.result import ResultRow
 
 # %% [markdown] covers=["misconception 35", "pitfall 6"]

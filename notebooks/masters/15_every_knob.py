@@ -161,7 +161,7 @@ assert fused.step_time_s < plain.step_time_s
 wrapper = torch.compile(torch.nn.Linear(2, 2))
 inside = torch.nn.Linear(2, 2)
 inside.compile()
-print("torch.compile(m):", list(wrapper.state_dict()), "  m.compile():", list(inside.state_dict()))
+print("torch.compile(m):", *wrapper.state_dict(), " m.compile():", *inside.state_dict())
 assert list(wrapper.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
 assert list(inside.state_dict()) == ["weight", "bias"]
 registry = json.loads(
@@ -210,7 +210,8 @@ HTML(viz.Table("Side by side", ("", "by hand", "Accelerate", "Lightning Fabric")
 # older tutorials was removed in version 2. Today it is `Trainer(accelerator="gpu", devices=4, strategy=...)`.)
 
 # %%
-print("lightning:", find_spec("lightning"), " lightning_fabric:", find_spec("lightning_fabric") is not None)
+for package in ("lightning", "lightning_fabric"):
+    print(package, "is installed" if find_spec(package) else "is not installed")
 assert find_spec("lightning") is None
 assert find_spec("pytorch_lightning") is None
 

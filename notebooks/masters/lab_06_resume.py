@@ -30,9 +30,9 @@ import tempfile
 from pathlib import Path
 
 from fsdp_sim.learn import predict  # noqa: F401
+from fsdp_sim.learn.pictures.numerics import losses
 from labs.experiments import resume
 from labs.experiments.gpu_results import result_of
-from labs.experiments.pictures import losses
 from labs.experiments.resume import SETTING, train
 
 # %% predict="bytes_by_ranks"

@@ -96,7 +96,7 @@ def left_by(of: Training, function: Function, seed: int) -> Left:
 
 
 def pictures_of(of: Training, ran: TrialRun, right: TrialRun) -> tuple[Picture, ...]:
-    from fsdp_sim.learn.pictures.bug_hunt import curves
+    from fsdp_sim.learn.pictures.numerics import losses
     from fsdp_sim.viz import timeline
 
     found, other = ran.answers[0][0], right.answers[0][0]
@@ -105,10 +105,16 @@ def pictures_of(of: Training, ran: TrialRun, right: TrialRun) -> tuple[Picture, 
         drawn = timeline({"found": Timeline(ran.timeline.header, done)}, ranks=[0], step=1)
         return (drawn.titled("What rank 0 did in the second step"),)
     if of.leaves is Leaves.LOSSES:
-        return (curves(found, "The loss of each step, as rank 0 has logged it", "loss"),)
+        logs = {name: (1, values) for name, values in found.items()}
+        return (losses(logs, "The loss of each step, as rank 0 has logged it"),)
     if of.leaves is Leaves.BESIDE_ONE:
         return tuple(
-            curves({"one process": other[name], f"{of.ranks} ranks": found[name]}, f"The {name}, step by step", name)
+            losses(
+                {"one process": (1, other[name]), f"{of.ranks} ranks": (1, found[name])},
+                f"The {name}, step by step",
+                quantity=name,
+                unit="",
+            )
             for name in logged(found)
         )
     return ()

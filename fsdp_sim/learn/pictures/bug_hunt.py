@@ -149,25 +149,6 @@ def _edges(place: int, of: int) -> tuple[float, float]:
     return place / of, (place + 1) / of
 
 
-def curves(of: Mapping[str, Sequence[float]], sentence: str, quantity: str) -> Picture:
-    """A quantity over the steps of several trainings: the first as a line, the others as marks."""
-    figure = go.Figure()
-    for number, (name, values) in enumerate(of.items()):
-        look = chart.series(number)
-        figure.add_scatter(
-            x=list(range(1, len(values) + 1)), y=list(values), name=name, mode="markers" if number else "lines",
-            line={"color": look.color, "width": 2}, marker={"color": look.color, "symbol": look.symbol, "size": 10},
-        )  # fmt: skip
-    _framed(figure, sentence, "step", quantity)
-    figure.update_xaxes(dtick=1)
-    longest = max(map(len, of.values()))
-    rows = tuple(
-        (str(step + 1), *(f"{values[step]:.4f}" if step < len(values) else "" for values in of.values()))
-        for step in range(longest)
-    )
-    return Picture(figure, f"{sentence}.", (Table(quantity, ("step", *of), rows),))
-
-
 def memory_curves(of: Mapping[str, Mapping[str, Any]]) -> Picture:
     """The bytes alive, from allocation to allocation, of several runs; the places are evened out to steps.
 

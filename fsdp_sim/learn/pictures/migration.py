@@ -14,6 +14,7 @@ from fsdp_sim.viz.theme import safe
 
 PEAK = "GiB at the peak (dotted: the limit; hatched: does not fit)"
 ROW_PX, BAR_PX, LETTER_PX, SIGN_PX = 30, 26, 6.6, 13
+LABEL_SHARE = 0.3  # of the first bar's length: a number beside a bar takes less
 
 
 class MarkStyle(NamedTuple):
@@ -90,12 +91,21 @@ def knobs(measures: Mapping[str, tuple[float, float]], sentence: str, *, base: s
                 orientation="h", x=values, y=list(range(len(names))), xaxis=f"x{axis}", yaxis="y", width=0.64,
                 marker={"color": look.color, "pattern": {"shape": ["" if fit else "/" for fit in fits],
                         "fgcolor": "#FFFFFF", "fgopacity": 0.5, "size": 7, "solidity": 0.3, "fillmode": "overlay"}},
-                text=[f"{value:,.0f}{', too much' if column and not fit else ''}"
-                      for value, fit in zip(values, fits, strict=True)],
-                textposition="outside", cliponaxis=False, hoverinfo="skip", showlegend=False,
+                hoverinfo="skip", showlegend=False,
             )
         )  # fmt: skip
         x = measures[base][column]
+        labels = [
+            f" {value:,.0f}{', too much' if column and not fit else ''}"
+            for value, fit in zip(values, fits, strict=True)
+        ]
+        beside = [x if x * (1 - LABEL_SHARE) < value < x else value for value in values]  # not across the dashed line
+        figure.add_trace(
+            go.Scatter(
+                x=beside, y=list(range(len(names))), xaxis=f"x{axis}", yaxis="y", mode="text", text=labels,
+                textposition="middle right", cliponaxis=False, hoverinfo="skip", showlegend=False,
+            )
+        )  # fmt: skip
         line = {"color": theme.MUTED, "width": 1.5, "dash": "dash"}
         figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref=f"x{axis}", yref="paper", line=line, layer="below")
     limit = {"color": theme.LIMIT, "width": 2, "dash": "dot"}

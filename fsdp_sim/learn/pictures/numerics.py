@@ -46,6 +46,42 @@ def curves(
     return Picture(figure, f"{sentence}. {ends}.", (Table(y_title, (x_title, *map(str, x)), cells),))
 
 
+def losses(
+    curves: Mapping[str, tuple[int, Sequence[float]]], sentence: str, *, quantity: str = "loss", unit: str = "nats"
+) -> Picture:
+    """The losses of several trainings over their steps, or another quantity: the first as a line, the others as marks.
+
+    Args:
+        curves: by name the first step, and the value of it and of each that follows.
+        sentence: the title; what is to be seen.
+        unit: of the quantity; none where it has none.
+    """
+    figure = go.Figure()
+    for number, (name, (first, values)) in enumerate(curves.items()):
+        look = chart.series(number)
+        figure.add_scatter(
+            x=list(range(first, first + len(values))), y=list(values), name=name,
+            mode="markers" if number else "lines", line={"color": look.color, "width": 2, "dash": look.dash},
+            marker={"color": look.color, "symbol": look.symbol, "size": 10, "line": {"color": "white", "width": 1}},
+        )  # fmt: skip
+    chart.frame(figure, sentence, plot_px=260, bottom=90)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"})
+    figure.update_xaxes(title="step", dtick=1)
+    figure.update_yaxes(title=f"{quantity} ({unit})" if unit else quantity)
+    steps = sorted({first + i for first, values in curves.values() for i in range(len(values))})
+    cells = tuple(
+        (
+            str(step),
+            *(
+                f"{values[step - first]:.4f}" if 0 <= step - first < len(values) else ""
+                for first, values in curves.values()
+            ),
+        )
+        for step in steps
+    )
+    return Picture(figure, f"{sentence}.", (Table(quantity, ("step", *curves), cells),))
+
+
 def side_by_side(sentence: str, series: Mapping[str, Mapping[str, float]], quantity: str) -> Picture:
     """A bar for each name in each series, told apart by colour and hatching, with its value written at its end.
 

@@ -35,9 +35,9 @@ def histories(named: Mapping[str, Sequence[float]], sentence: str, *, least: flo
         at = values.index(max(values))
         marker = {"symbol": f"{look.symbol}-open", "size": 12, "color": look.color, "line": {"width": 2.5}}
         figure.add_trace(go.Scatter(x=[x[at]], y=[values[at]], mode="markers", marker=marker, showlegend=False))
-    figure.add_hline(least / size, line={"color": theme.LIMIT, "width": 2, "dash": "dash"})
-    place: dict[str, Any] = {"x": 0.01, "y": least / size, "yref": "y", "yshift": 2}
-    chart.write(figure, f"the least possible, {human_bytes(least)}", **place, font={"size": 12, "color": theme.LIMIT})
+    bound: dict[str, Any] = {"color": theme.LIMIT, "width": 2, "dash": "dash"}
+    name = f"the least possible, {human_bytes(least)}"
+    figure.add_trace(go.Scatter(x=[0, 1], y=[least / size] * 2, name=name, mode="lines", line=bound, hoverinfo="skip"))
     figure.update_layout(
         xaxis={"range": [0, 1], "tickvals": [], "title": {"text": "one step, allocation by allocation", "standoff": 6}},
         yaxis={"range": [0, top], "title": {"text": f"{unit} alive on rank 0", "standoff": 6}, "fixedrange": True},

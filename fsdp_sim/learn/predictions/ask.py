@@ -50,7 +50,9 @@ class Asked:
         asked, said = self.prediction, W.HTML()
         entry: Any
         if asked.choices:
-            entry = W.RadioButtons(options=list(asked.choices), value=None, layout={"width": "auto"})
+            entry = W.RadioButtons(
+                options=[(text.replace("`", ""), text) for text in asked.choices], value=None, layout={"width": "auto"}
+            )
         else:
             entry = W.Text(placeholder=asked.how, layout={"width": "24em"}, continuous_update=False)
         button = W.Button(description="Commit", layout={"width": "7em"})

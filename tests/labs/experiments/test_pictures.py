@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.experiments.pictures import bars, losses
+from labs.experiments.pictures import bars
 from labs.experiments.result import ResultRow
 
 ROWS = [
@@ -24,11 +24,3 @@ def test_bars_are_those_of_one_quantity():
 def test_a_quantity_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"no row is about 'peak'; there are peak memory, collectives"):
         bars(ROWS, "peak", "")
-
-
-def test_losses_begin_where_they_began():
-    picture = losses({"whole": (0, [3.0, 2.0, 1.0]), "resumed": (1, [2.0, 1.0])}, "The same")
-    whole, resumed = picture.figure.data
-    assert (whole.mode, list(whole.x)) == ("lines", [0, 1, 2])
-    assert (resumed.mode, list(resumed.x)) == ("markers", [1, 2])
-    assert picture.tables[0].rows == (("0", "3.0000", ""), ("1", "2.0000", "2.0000"), ("2", "1.0000", "1.0000"))
