@@ -166,8 +166,7 @@ class Timeline:
         """
         import numpy as np  # which only arrays need
 
-        changes = self._changes(rank)
-        changes.sort(key=lambda change: change[0])  # of one moment, as they were issued
+        changes = self.memory_changes(rank)
         times_s = np.array([time_s for time_s, _, _ in changes])
         signed = np.array([n_bytes for _, n_bytes, _ in changes], dtype=np.int64)
         codes = {category: code for code, category in enumerate(Memory)}
@@ -182,6 +181,11 @@ class Timeline:
         may be alive together although the streams that use them get there one after the other (see `live_bytes`).
         """
         return max(accumulate(n_bytes for _, n_bytes, _ in self._changes(rank)), default=0)
+
+    def memory_changes(self, rank: int) -> list[tuple[float, int, Memory]]:
+        """When, by how many bytes and of which category a rank's memory changes, in the order in which its device gets
+        there."""
+        return sorted(self._changes(rank), key=lambda change: change[0])  # of one moment, as they were issued
 
     def _changes(self, rank: int) -> list[tuple[float, int, Memory]]:
         """When, by how many bytes and of which category a rank's memory changes, in issue order."""

@@ -14,11 +14,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from html import escape
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Lane, Memory, Op
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    LIGHT: go.layout.Template
+    DARK: go.layout.Template
 
 INK, MUTED, RULE = "#1A1A1A", "#57606A", "#D0D7DE"  # of pages; figures have theirs from a template
 DARK_INK, DARK_PAPER = "#E6EDF3", "#111418"
@@ -170,7 +174,7 @@ MEMORY: dict[Memory, LegendKind] = {
 }
 
 
-def _template(ink: str, paper: str, grid: str, border: str) -> go.layout.Template:
+def _template(ink: str, paper: str, grid: str, border: str) -> dict[str, Any]:
     font = {"family": FONT, "color": ink, "size": 12}
     axis = {
         "showline": False,
@@ -181,7 +185,7 @@ def _template(ink: str, paper: str, grid: str, border: str) -> go.layout.Templat
         "tickfont": {"size": 11, "color": ink},
         "title": {"font": {"size": 12, "color": ink}},
     }
-    layout = go.Layout(
+    layout = dict(
         font=font,
         paper_bgcolor=paper,
         plot_bgcolor=paper,
@@ -193,11 +197,24 @@ def _template(ink: str, paper: str, grid: str, border: str) -> go.layout.Templat
         legend={"font": {"size": 12, "color": ink}, "bgcolor": "rgba(0,0,0,0)"},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": border, "activecolor": ink},
     )
-    return go.layout.Template(layout=layout)
+    return {"layout": layout}
 
 
-LIGHT = _template(ink=INK, paper="#FFFFFF", grid="#E6EAEE", border=RULE)
-DARK = _template(ink=DARK_INK, paper=DARK_PAPER, grid="#262C33", border="#57606A")
+TEMPLATES = {
+    "light": _template(ink=INK, paper="#FFFFFF", grid="#E6EAEE", border=RULE),
+    "dark": _template(ink=DARK_INK, paper=DARK_PAPER, grid="#262C33", border="#57606A"),
+}
+"""As plain data; `LIGHT` and `DARK` are the same as plotly has them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("LIGHT", "DARK"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import plotly.graph_objects as go  # which a page draws without
+
+    found = globals()[name] = go.layout.Template(TEMPLATES[name.lower()])
+    return found
+
 
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,  # on by default in plotly.js 4: a button that uploads the figure
@@ -233,6 +250,8 @@ def safe(text: object) -> str:
 
 def dark(figure: go.Figure) -> go.Figure:
     """The same figure for a dark page; the one given stays as it is."""
+    import plotly.graph_objects as go
+
     other = go.Figure(figure)
-    other.update_layout(template=DARK)
+    other.update_layout(template=__getattr__("DARK"))
     return other

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.explorer import drawing, layout_of
+from fsdp_sim.viz.explorer import drawing, figure_of, layout_of
 from fsdp_sim.viz.explorer.dependencies_of import ChosenOperation, Operations
 from fsdp_sim.viz.explorer.live_plot import LivePlot
 from fsdp_sim.viz.explorer.scene import Scene
@@ -78,7 +78,7 @@ class Canvas:
             self.window = (0.0, self._ends[0])
 
     def _layout(self) -> dict[str, Any]:
-        found = layout_of.layout(self.pinned is not None, self._template)
+        found = layout_of.layout(self._template, self.pinned is not None)
         for place, value in self._places().items():
             axis, _, name = place.partition(".")
             found[axis][name] = value
@@ -96,7 +96,7 @@ class Canvas:
         traces = [*drawing.lane_traces(), *drawing.memory_traces(), _link_trace()]
         if self.pinned is not None:
             traces += [*drawing.lane_traces("y3"), _ghost_trace()]
-        drawn = [traces[number].update(changes[number]) for number in self._drawn]
+        drawn = [figure_of.trace(traces[number], changes[number]) for number in self._drawn]
         return go.Figure(data=drawn, layout=self._layout())
 
     def _changes(self) -> list[dict[str, Any]]:
@@ -107,7 +107,8 @@ class Canvas:
         if self.pinned is not None:
             times, live = self.pinned.memory(*self.window)
             changes += drawing.lane_changes(self.pinned, self.window)
-            changes += [{"x": times, "y": sum(live.values(), np.zeros(len(times), "f4")), "visible": True}]
+            total = array("f", map(sum, zip(*live.values(), strict=True)))
+            changes += [{"x": times, "y": total, "visible": True}]
         return changes
 
     def _rebuild(self, changes: list[dict[str, Any]], drawn: Iterable[int] = ()) -> None:
@@ -146,23 +147,25 @@ class Canvas:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other, equal_nan=True)
+    if isinstance(one, array) and isinstance(other, array):
+        return one.tobytes() == other.tobytes()  # a gap is not a number, and equal to another gap here
     return type(one) is type(other) and bool(one == other)
 
 
-def _link_trace() -> go.Scatter:
-    return go.Scatter(
-        name="dependencies", mode="lines+markers", hoverinfo="skip", showlegend=False, visible=False,
-        line={"color": LINK, "width": 1.5, "simplify": False}, marker={"size": 5, "color": LINK},
-    )  # fmt: skip
+def _link_trace() -> drawing.Trace:
+    return {
+        "type": "scatter", "name": "dependencies", "mode": "lines+markers", "hoverinfo": "skip", "showlegend": False,
+        "visible": False, "line": {"color": LINK, "width": 1.5, "simplify": False},
+        "marker": {"size": 5, "color": LINK},
+    }  # fmt: skip
 
 
-def _ghost_trace() -> go.Scatter:
-    return go.Scatter(
-        name="memory of A", mode="lines", yaxis="y2", line={"color": LINK, "width": 1.5, "shape": "hv"}, visible=False,
-        hovertemplate="memory of A, %{y:.2f} GiB at %{x:.2f} ms<extra></extra>", showlegend=False,
-    )  # fmt: skip
+def _ghost_trace() -> drawing.Trace:
+    return {
+        "type": "scatter", "name": "memory of A", "mode": "lines", "yaxis": "y2", "visible": False,
+        "line": {"color": LINK, "width": 1.5, "shape": "hv"}, "showlegend": False,
+        "hovertemplate": "memory of A, %{y:.2f} GiB at %{x:.2f} ms<extra></extra>",
+    }  # fmt: skip
 
 
 def _links(seen: Scene, choice: tuple[Operations, ChosenOperation] | None) -> dict[str, Any]:

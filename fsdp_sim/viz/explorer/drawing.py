@@ -3,17 +3,18 @@
 What plotly.js spends on a move grows with the bars: hatching them one by one costs as much again, a legend a fifth. So
 one path over all that are communication carries the hatching, copies that are shorter than a pixel are left out until
 one zooms in, and the legend is not plotly's (`legend_html`).
+
+Neither numpy nor plotly is needed for it: a page draws the same (`web/live`). Numbers are arrays of 4 bytes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from array import array
+from collections.abc import Iterable, Set
 from html import escape
+from math import nan
+from operator import add
 from typing import Any
-
-import numpy as np
-import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from fsdp_sim.timeline import Lane, Memory
 from fsdp_sim.viz import theme
@@ -23,11 +24,13 @@ from fsdp_sim.viz.steps.rows import BAR
 from fsdp_sim.viz.theme import KINDS, MEMORY, OP_NAMES, LegendKind, safe
 from fsdp_sim.words import human_bytes
 
+Trace = dict[str, Any]
 Change = dict[str, Any]  # properties of one trace
 KIND_ORDER = tuple(dict.fromkeys(KINDS.values()))
-_NUMBER = {op: KIND_ORDER.index(kind) for op, kind in KINDS.items()}
+_NUMBER = {id(op): KIND_ORDER.index(kind) for op, kind in KINDS.items()}  # a member of an enum hashes slowly
 CATEGORIES = [category for category in MEMORY if category is not Memory.NONE]
 SHORT = {theme.COPY, theme.CAST}  # kinds most of whose bars are too short to be seen
+_SHORT = {KIND_ORDER.index(kind) for kind in SHORT}
 NEIGHBOURS = {theme.FORWARD, theme.BACKWARD, theme.RECOMPUTE}  # kinds whose bars follow each other without a gap
 NEAR = 0.35  # of the limit: a peak above that is drawn with the limit in view
 SEAM = "rgba(255,255,255,0.75)"
@@ -36,46 +39,50 @@ GIB = 2**30
 _WHEN = "%{customdata:.3f} ms<br>%{base:,.3f} to %{x:,.3f} ms"
 
 
-def lane_traces(axis: str = "y") -> list[Any]:
+def lane_traces(axis: str = "y") -> list[Trace]:
     """Empty traces for the lanes of a rank, in the order of `lane_changes`."""
     exposed = _bar(theme.EXPOSED, axis)
-    exposed.marker.line = {"width": 1, "color": theme.EXPOSED.text_color}
-    exposed.hovertemplate = f"<b>exposed communication</b>, {_WHEN}<extra></extra>"
+    exposed["marker"]["line"] = {"width": 1, "color": theme.EXPOSED.text_color}
+    exposed["hovertemplate"] = f"<b>exposed communication</b>, {_WHEN}<extra></extra>"
     hatch = theme.hatch(theme.ALL_GATHER) | {"fillmode": "replace", "bgcolor": "rgba(0,0,0,0)"}
     quiet = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, "yaxis": axis, "visible": False}
-    hatching = go.Scatter(
-        name="hatching", fill="toself", line={"width": 0, "simplify": False}, fillpattern=hatch, **quiet
-    )
+    hatching = {
+        "type": "scatter", "name": "hatching", "fill": "toself", "line": {"width": 0, "simplify": False},
+        "fillpattern": hatch, **quiet,
+    }  # fmt: skip
     return [exposed, *(_bar(kind, axis) for kind in KIND_ORDER), hatching]
 
 
-def memory_traces() -> list[Any]:
+def memory_traces() -> list[Trace]:
     """Empty traces for the live memory, in the order of `memory_changes`."""
-    limit = go.Scatter(
-        name="the device's limit", mode="lines", line={"color": theme.LIMIT, "width": 2, "dash": "dash"}, yaxis="y2",
-        legend="legend2", hovertemplate="the device's limit: %{y:.1f} GiB<extra></extra>", visible=False,
-    )  # fmt: skip
+    limit = {
+        "type": "scatter", "name": "the device's limit", "mode": "lines", "yaxis": "y2", "legend": "legend2",
+        "line": {"color": theme.LIMIT, "width": 2, "dash": "dash"}, "visible": False,
+        "hovertemplate": "the device's limit: %{y:.1f} GiB<extra></extra>",
+    }  # fmt: skip
     return [*(_area(category) for category in CATEGORIES), limit]
 
 
-def _bar(kind: LegendKind, axis: str) -> go.Bar:
-    return go.Bar(
-        name=kind.name, orientation="h", textposition="none", cliponaxis=True, yaxis=axis, visible=False,
-        marker={"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
-        unselected={"marker": {"opacity": 0.22}},
-        hovertemplate=f"<b>%{{hovertext}}</b>, {_WHEN}<br>%{{text:.4~g}} MiB<extra></extra>",
-    )  # fmt: skip
+def _bar(kind: LegendKind, axis: str) -> Trace:
+    return {
+        "type": "bar", "name": kind.name, "orientation": "h", "textposition": "none", "cliponaxis": True,
+        "yaxis": axis, "visible": False,
+        "marker": {"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
+        "unselected": {"marker": {"opacity": 0.22}},
+        "hovertemplate": f"<b>%{{hovertext}}</b>, {_WHEN}<br>%{{text:.4~g}} MiB<extra></extra>",
+    }  # fmt: skip
 
 
-def _area(category: Memory) -> go.Scatter:
+def _area(category: Memory) -> Trace:
     kind = MEMORY[category]
-    area = go.Scatter(
-        name=kind.name, mode="lines", line={"shape": "hv", "width": 0}, fillcolor=kind.color, visible=False,
-        fill="tozeroy" if category is CATEGORIES[0] else "tonexty", yaxis="y2", legend="legend2",
-        hovertemplate=f"<b>{kind.name}</b>, %{{customdata:.2f}} GiB at %{{x:.2f}} ms<extra></extra>",
-    )  # fmt: skip
+    area: Trace = {
+        "type": "scatter", "name": kind.name, "mode": "lines", "line": {"shape": "hv", "width": 0}, "visible": False,
+        "fillcolor": kind.color, "fill": "tozeroy" if category is CATEGORIES[0] else "tonexty", "yaxis": "y2",
+        "legend": "legend2",
+        "hovertemplate": f"<b>{kind.name}</b>, %{{customdata:.2f}} GiB at %{{x:.2f}} ms<extra></extra>",
+    }  # fmt: skip
     if kind.hatched:
-        area.fillpattern = theme.hatch(kind) | {"bgcolor": kind.color}
+        area["fillpattern"] = theme.hatch(kind) | {"bgcolor": kind.color}
     return area
 
 
@@ -87,45 +94,47 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Set[int] | None 
         lit: the operations that stay bright while all others fade, by their rows; None for all.
     """
     spans = seen.exposed_ms
-    lengths = _f(spans[:, 1] - spans[:, 0])
+    lengths = _f(end - begin for begin, end in spans)
     centre = seen.places.centres[0, Lane.COMPUTE]
     found: list[Change] = [
         {
-            "base": _f(spans[:, 0]), "x": lengths, "customdata": lengths, "y": np.full(len(spans), centre, "f4"),
-            "width": BAR, "visible": len(spans) > 0, "selectedpoints": None if lit is None else [],
+            "base": _f(begin for begin, _ in spans), "x": lengths, "customdata": lengths,
+            "y": _f([centre] * len(spans)), "width": BAR, "visible": len(spans) > 0,
+            "selectedpoints": None if lit is None else [],
         }
     ]  # fmt: skip
     bars = seen.bars_between(*window)
     n_bytes = seen.timeline.columns["bytes"]
     base, length = _f(bars.start_ms), _f(bars.length_ms)
     y, width = map(_f, seen.places.of(bars))
-    sums = [sum(map(n_bytes.__getitem__, some)) for some in bars.members]
-    mib = _f(np.array(sums) / 2**20)
+    mib = _f([sum([n_bytes[row] for row in some]) / 2**20 for some in bars.members])
     names = _names(seen, bars)
-    bright = np.zeros(len(bars), dtype=bool)
-    if lit is not None:
-        bright[:] = [not lit.isdisjoint(some) for some in bars.members]
-    kinds = np.array([_NUMBER[op] for op in bars.ops], dtype=np.int32)
-    pixel = (window[1] - window[0]) / PIXELS
-    outlines = []
-    for number, kind in enumerate(KIND_ORDER):
-        of_kind = kinds == number
-        if kind in SHORT:
-            of_kind &= (length > 0.6 * pixel) | bright
-        shown = np.flatnonzero(of_kind)
-        if not len(shown):  # an empty trace that calls itself visible is corrected by the browser, with every move
+    bright = [lit is not None and not lit.isdisjoint(some) for some in bars.members]
+    shortest = 0.6 * (window[1] - window[0]) / PIXELS
+    of_kind: list[list[int]] = [[] for _ in KIND_ORDER]
+    for k, op in enumerate(bars.ops):
+        number = _NUMBER[id(op)]
+        if number not in _SHORT or length[k] > shortest or bright[k]:
+            of_kind[number].append(k)
+    xs, ys = array("f"), array("f")  # of the bars that are hatched, as one path with a gap after each
+    for kind, shown in zip(KIND_ORDER, of_kind, strict=True):
+        if not shown:  # an empty trace that calls itself visible is corrected by the browser, with every move
             found.append({"visible": False})
             continue
-        high = width[shown]
+        lengths = _f([length[k] for k in shown])
+        high = {width[k] for k in shown}
         found.append(
-            {"base": base[shown], "x": length[shown], "y": y[shown],
-             "width": float(high[0]) if (high == high[0]).all() else high,
-             "customdata": length[shown], "hovertext": [names[k] for k in shown.tolist()], "text": mib[shown],
-             "selectedpoints": None if lit is None else np.flatnonzero(bright[shown]).tolist(), "visible": True}
+            {"base": _f([base[k] for k in shown]), "x": lengths, "y": _f([y[k] for k in shown]),
+             "width": high.pop() if len(high) == 1 else _f([width[k] for k in shown]),
+             "customdata": lengths, "hovertext": [names[k] for k in shown], "text": _f([mib[k] for k in shown]),
+             "selectedpoints": None if lit is None else [n for n, k in enumerate(shown) if bright[k]], "visible": True}
         )  # fmt: skip
         if kind.hatched:
-            outlines.append(_outlines(base[shown], length[shown], y[shown], high))
-    return [*found, _path(outlines)]
+            for k in shown:
+                left, right, top, bottom = base[k], base[k] + length[k], y[k] - width[k] / 2, y[k] + width[k] / 2
+                xs.extend((left, right, right, left, left, nan))
+                ys.extend((top, top, bottom, bottom, top, nan))
+    return [*found, {"x": xs, "y": ys, "visible": len(xs) > 0}]
 
 
 def _names(seen: Scene, bars: Bars) -> list[str]:
@@ -143,41 +152,28 @@ def _names(seen: Scene, bars: Bars) -> list[str]:
 def bar_at(seen: Scene, window: tuple[float, float], number: int, base_ms: float) -> int | None:
     """The row of the (first) operation of the bar of trace ``number`` that begins nearest to a moment."""
     bars = seen.bars_between(*window)
-    near = [(abs(bars.start_ms[k] - base_ms), k) for k, op in enumerate(bars.ops) if _NUMBER[op] == number - 1]
+    near = [(abs(bars.start_ms[k] - base_ms), k) for k, op in enumerate(bars.ops) if _NUMBER[id(op)] == number - 1]
     return bars.members[min(near)[1]][0] if near else None
 
 
 def memory_changes(seen: Scene, window: tuple[float, float]) -> list[Change]:
     """For each of `memory_traces` the properties that show a scene."""
     times, live = seen.memory(*window)
-    total = np.zeros(len(times), np.float32)
+    total = array("f", [0.0]) * len(times)
     found: list[Change] = []
     for category in CATEGORIES:
         if category in live:
-            total = total + live[category]
+            total = _f(map(add, total, live[category]))
             found.append({"x": times, "y": total, "customdata": live[category], "visible": True})
         else:
             found.append({"visible": False})
     limit = seen.strip.limit_bytes / GIB
-    found.append({"x": np.array([0, 1e9], "f4"), "y": np.array([limit, limit], "f4"), "visible": True})
+    found.append({"x": _f([0, 1e9]), "y": _f([limit, limit]), "visible": True})
     return found
 
 
-def _f(values: NDArray[np.floating[Any]]) -> Floats:
-    return values.astype(np.float32)
-
-
-def _outlines(base: Floats, length: Floats, y: Floats, width: Floats) -> Floats:
-    """Bars as one path, with a gap after each."""
-    gap = np.full(len(y), np.nan, np.float32)
-    left, right, top, bottom = base, base + length, y - width / 2, y + width / 2
-    xs = np.stack([left, right, right, left, left, gap], axis=1).ravel()
-    return np.stack([xs, np.stack([top, top, bottom, bottom, top, gap], axis=1).ravel()])
-
-
-def _path(parts: list[Floats]) -> Change:
-    xs, ys = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), np.float32)
-    return {"x": xs, "y": ys, "visible": len(xs) > 0}
+def _f(values: Iterable[float]) -> Floats:
+    return array("f", values)
 
 
 def limit_in_view(seen: Scene) -> bool:
@@ -192,7 +188,7 @@ def legend_html(seen: Scene) -> str:
     if len(seen.exposed_ms):
         kinds.append(theme.EXPOSED)
     lanes = [_swatch(kind) for kind in kinds]
-    memory = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.strip.live[1]]
+    memory = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.strip.alive.present]
     if not limit_in_view(seen):
         memory.append(
             f"<span style='opacity:.7'>the device's limit, {human_bytes(seen.strip.limit_bytes)}, is far above</span>"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import plotly.graph_objects as go
-
-from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer.drawing import GIB, limit_in_view
 from fsdp_sim.viz.explorer.scene import Scene
 
@@ -20,7 +17,7 @@ def parts(pinned: bool) -> tuple[float, float]:
     return ((PLOT - 2 * GAP) / 3, (PLOT - 2 * GAP) / 3) if pinned else (200, PLOT - GAP - 200)
 
 
-def layout(pinned: bool = False, template: go.layout.Template = theme.LIGHT) -> dict[str, Any]:
+def layout(template: Any, pinned: bool = False) -> dict[str, Any]:
     """Everything of the layout that no move changes."""
     lanes_px, memory_px = parts(pinned)
     height, memory, lanes = lanes_px / PLOT, memory_px / PLOT, (memory_px + GAP) / PLOT

@@ -7,6 +7,7 @@ bench_explorer.py` measures). Here the browser is told the numbers, draws, and a
 
 from __future__ import annotations
 
+from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class LivePlot(anywidget.AnyWidget):
 
 def _encoded(value: Any) -> Any:
     """Arrays as their bytes and type, which travel as they are."""
+    if isinstance(value, array):
+        return {"dtype": "f4", "bytes": value.tobytes()}
     if isinstance(value, np.ndarray):
         dtype = {"f": "f4", "i": "i4", "u": "i4"}.get(value.dtype.kind)
         return value.tolist() if dtype is None else {"dtype": dtype, "bytes": value.astype(dtype).tobytes()}

@@ -19,6 +19,7 @@ from fsdp_sim.timeline import written
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
+from fsdp_sim.viz.explorer.figure_of import arrays, trace
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.settings import SETTING, Control
 from fsdp_sim.words import did_you_mean
@@ -138,7 +139,7 @@ def _figure(scenes: Mapping[str, Scene], first: str, dark: bool) -> go.Figure:
     """The first scene, and every scene as a frame; all on the same axes, so that they can be compared."""
     longest = max(seen.span_ms for seen in scenes.values())
     highest = max(map(layout_of.needed_gib, scenes.values()))
-    layout = layout_of.layout(template=theme.DARK if dark else theme.LIGHT)
+    layout = layout_of.layout(theme.DARK if dark else theme.LIGHT)
     layout["xaxis"] |= {"range": [0, longest * 1.02 or 1.0]}
     layout["yaxis2"] |= {"range": [0, highest * 1.04]}
     layout["yaxis"] |= scenes[first].places.axis()
@@ -146,17 +147,17 @@ def _figure(scenes: Mapping[str, Scene], first: str, dark: bool) -> go.Figure:
         go.Frame(name=name, data=_traces(seen), layout={"yaxis": layout["yaxis"] | seen.places.axis()})
         for name, seen in scenes.items()
     ]
-    drawn = [t.update(c) for t, c in zip([*lane_traces(), *memory_traces()], _traces(scenes[first]), strict=True)]
+    drawn = [trace(t, c) for t, c in zip([*lane_traces(), *memory_traces()], _traces(scenes[first]), strict=True)]
     return go.Figure(drawn, layout, frames)
 
 
 def _traces(seen: Scene) -> list[dict[str, Any]]:
     window = (0.0, seen.span_ms)
-    kinds = [trace.type for trace in (*lane_traces(), *memory_traces())]
+    kinds = [t["type"] for t in (*lane_traces(), *memory_traces())]
     changes = [*lane_changes(seen, window), *memory_changes(seen, window)]
     for change in changes:
         change.pop("selectedpoints", None)
-    return [{"type": kind} | change for kind, change in zip(kinds, changes, strict=True)]
+    return [{"type": kind} | arrays(change) for kind, change in zip(kinds, changes, strict=True)]
 
 
 def _body(figure: go.Figure, seen: Scene, data: dict[str, Any], title: str) -> str:

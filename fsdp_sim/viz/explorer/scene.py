@@ -6,20 +6,20 @@ Its times are counted from the end of the step before, so that it is as long as 
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.timeline import Lane, Memory
+from fsdp_sim.timeline import Interval, Lane, Memory
 from fsdp_sim.viz.steps.bars import Bars, bars_from, bars_of, merged
 from fsdp_sim.viz.steps.memory_strip import Strip, moments
 from fsdp_sim.viz.steps.rows import LaneRows, rows_of
 from fsdp_sim.viz.steps.step_view import MAX_BARS, LaneGroup, StepView
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = "array[float]"  # of 4 bytes, which is plenty for a picture
 PIXELS = 700  # across the plot
 MEMORY_POINTS = 160  # of the curves of memory, which plotly.js draws once per category; zooming in shows more
 
@@ -67,9 +67,9 @@ class Scene(StepView):
         return bars_of(self)
 
     @cached_property
-    def exposed_ms(self) -> NDArray[np.float64]:
-        """(n, 2), when rank 0 communicates and does not compute."""
-        return (np.array(self.exposed(0)).reshape(-1, 2) - self.begin_s) * 1e3
+    def exposed_ms(self) -> list[Interval]:
+        """When rank 0 communicates and does not compute."""
+        return [((start_s - self.begin_s) * 1e3, (end_s - self.begin_s) * 1e3) for start_s, end_s in self.exposed(0)]
 
     @cached_property
     def strip(self) -> Strip:
@@ -92,18 +92,18 @@ class Scene(StepView):
         Returns:
             milliseconds, and for each category GiB.
         """
-        times_s, live = self.strip.live
-        if not live:
-            return np.zeros(0, np.float32), {}
-        times = times_s * 1e3
-        first = max(int(np.searchsorted(times, from_ms, side="right")) - 1, 0)
-        part = slice(first, max(int(np.searchsorted(times, to_ms, side="right")), first + 1))
-        since = np.maximum(times[part], from_ms)
-        total = np.sum([n_bytes[part] for n_bytes in live.values()], axis=0)
-        keep = moments(since - from_ms, total, points)
-        shown = np.append(keep, keep[-1])
-        since = np.append(since[keep], min(max(to_ms, since[-1]), self.span_ms))
-        return since.astype(np.float32), {c: (v[part][shown] / 2**30).astype(np.float32) for c, v in live.items()}
+        alive = self.strip.alive
+        if not alive:
+            return array("f"), {}
+        times = [time_s * 1e3 for time_s in alive.times_s]
+        first = max(bisect_right(times, from_ms) - 1, 0)
+        last = max(bisect_right(times, to_ms), first + 1)
+        since = [max(time_ms, from_ms) for time_ms in times[first:last]]
+        keep = moments([time_ms - from_ms for time_ms in since], alive.total[first:last], points)
+        shown = [first + k for k in (*keep, keep[-1])]
+        end_ms = min(max(to_ms, since[keep[-1]]), self.span_ms)
+        curves = {c: array("f", [n_bytes / 2**30 for n_bytes in values]) for c, values in alive.at(shown).items()}
+        return array("f", [*(since[k] for k in keep), end_ms]), curves
 
 
 def scene(sim: Simulation) -> Scene:

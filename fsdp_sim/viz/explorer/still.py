@@ -6,7 +6,8 @@ import plotly.graph_objects as go
 
 from fsdp_sim.forms import FormState
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.viz.explorer import words
+from fsdp_sim.viz import theme
+from fsdp_sim.viz.explorer import figure_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.layout_of import layout, needed_gib
 from fsdp_sim.viz.explorer.scene import Scene
@@ -27,7 +28,7 @@ def still_figure(state: FormState, sim: Simulation, seen: Scene) -> go.Figure:
     """The figure of a scene, for places where nothing beside it says what it shows."""
     traces = [*lane_traces(), *memory_traces()]
     changes = [*lane_changes(seen, (0.0, seen.span_ms)), *memory_changes(seen, (0.0, seen.span_ms))]
-    figure = go.Figure([t.update(c) for t, c in zip(traces, changes, strict=True) if c["visible"]], layout())
+    figure = figure_of.figure(traces, changes, layout(theme.LIGHT))
     if not limit_in_view(seen):
         figure.data[-1].visible = False
     top, extra = TITLE + LEGEND, TITLE + LEGEND + LEGEND_BELOW

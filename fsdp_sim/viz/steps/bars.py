@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Lane, Op
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView
 from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, LegendKind, safe, short_unit
 from fsdp_sim.words import human_ms
+
+if TYPE_CHECKING:
+    import numpy as np  # which only figures that stand still need
+
+    Numbers = Sequence[float] | np.ndarray
 
 FINEST = 1 / 1_000  # of a step: no merged bar is made narrower than this on purpose
 EDGE = "rgba(255,255,255,0.75)"  # between bars that follow each other
@@ -50,9 +53,9 @@ class Bars:
     members: list[tuple[int, ...]]
     ops: list[Op]
     places: list[tuple[int, Lane]]
-    start_ms: np.ndarray
-    length_ms: np.ndarray
-    busy: np.ndarray
+    start_ms: list[float]
+    length_ms: list[float]
+    busy: list[float]
     merged_ms: float = 0.0
 
     def __len__(self) -> int:
@@ -75,28 +78,30 @@ def bars_from(view: StepView, members: Sequence[tuple[int, ...]], width_s: float
     op_of, lanes, ranks, starts_s, ends_s = (columns[name] for name in ("op", "lane", "rank", "start_s", "end_s"))
     ops = [op_of[some[0]] if len(some) == 1 else _longest(view, some) for some in members]
     places = [(ranks[some[0]], lanes[some[0]]) for some in members]
-    starts = np.array([starts_s[some[0]] for some in members])
+    starts = [starts_s[some[0]] for some in members]
     if width_s:
-        ends = np.array([max(ends_s[row] for row in some) for some in members])
-        running = np.array([sum(ends_s[row] - starts_s[row] for row in some) for some in members])
+        ends = [max([ends_s[row] for row in some]) for some in members]
+        running = [sum([ends_s[row] - starts_s[row] for row in some]) for some in members]
+        busy = [
+            min(run / (end - start), 1.0) if end > start else 1.0
+            for start, end, run in zip(starts, ends, running, strict=True)
+        ]
     else:
-        ends = np.array([ends_s[some[0]] for some in members])
-        running = ends - starts
-    busy = np.ones(len(members))
-    np.divide(running, ends - starts, out=busy, where=ends > starts)
-    last_key_first = [
-        starts, [_LANES[lane] for _, lane in places], [rank for rank, _ in places],
-        [len(some) > 1 for some in members], [_ORDER[op] for op in ops],
-    ]  # fmt: skip
-    order = np.lexsort([np.asarray(key) for key in last_key_first])
-    sequence = order.tolist()
+        ends = [ends_s[some[0]] for some in members]
+        busy = [1.0] * len(members)
+    keys = [
+        (_ORDER[op], len(some) > 1, rank, _LANES[lane], start, k)
+        for k, (op, some, (rank, lane), start) in enumerate(zip(ops, members, places, starts, strict=True))
+    ]
+    order = [key[-1] for key in sorted(keys)]
+    origin_s = view.origin_s
     return Bars(
-        [members[k] for k in sequence],
-        [ops[k] for k in sequence],
-        [places[k] for k in sequence],
-        ((starts - view.origin_s) * 1e3)[order],
-        ((ends - starts) * 1e3)[order],
-        np.minimum(busy, 1.0)[order],
+        [members[k] for k in order],
+        [ops[k] for k in order],
+        [places[k] for k in order],
+        [(starts[k] - origin_s) * 1e3 for k in order],
+        [(ends[k] - starts[k]) * 1e3 for k in order],
+        [busy[k] for k in order],
         width_s * 1e3,
     )
 
@@ -133,7 +138,13 @@ def _longest(view: StepView, some: Sequence[int]) -> Op:
 
 
 def bar_traces(
-    view: StepView, bars: Bars, rows: np.ndarray, heights: np.ndarray, details: Sequence[str], *, step_ms: float
+    view: StepView,
+    bars: Bars,
+    rows: Sequence[float],
+    heights: Sequence[float],
+    details: Sequence[str],
+    *,
+    step_ms: float,
 ) -> list[dict[str, Any]]:
     """Plotly traces of bars, one for each operation that occurs, together in the order of ``bars``.
 
@@ -183,21 +194,23 @@ def contents(ops: Iterable[Op]) -> str:
 
 
 def bar_trace(
-    kind: LegendKind, base_ms: np.ndarray, length_ms: np.ndarray, rows: np.ndarray, heights: np.ndarray, step_ms: float
+    kind: LegendKind, base_ms: Numbers, length_ms: Numbers, rows: Numbers, heights: Numbers, step_ms: float
 ) -> dict[str, Any]:
     """Horizontal bars of one kind, without texts; times as 4-byte floats, which is plenty for a picture."""
-    wide = bool(len(length_ms)) and float(np.median(length_ms)) > step_ms / 400
-    same = len(heights) > 0 and (heights == heights[0]).all()
+    import numpy as np
+
+    wide = len(length_ms) > 0 and float(np.median(length_ms)) > step_ms / 400
+    same = len(heights) > 0 and all(height == heights[0] for height in heights)
     return {
         "type": "bar",
         "orientation": "h",
         "name": kind.name,
         "legendgroup": kind.name,
         "legendrank": _LEGEND.get(kind, 2000),
-        "base": base_ms.astype(np.float32),
-        "x": length_ms.astype(np.float32),
-        "y": rows.astype(np.float32),
-        "width": float(heights[0]) if same else heights.astype(np.float32),
+        "base": np.asarray(base_ms, np.float32),
+        "x": np.asarray(length_ms, np.float32),
+        "y": np.asarray(rows, np.float32),
+        "width": float(heights[0]) if same else np.asarray(heights, np.float32),
         "insidetextanchor": "middle",
         "textangle": 0,
         "textfont": {"color": kind.text_color, "size": 11},

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.steps.step_view import StepView
+from fsdp_sim.viz.steps.step_view import LiveMemory, StepView
 from fsdp_sim.words import byte_unit, human_bytes
+
+if TYPE_CHECKING:
+    import numpy as np  # which only figures that stand still need
 
 MAX_MOMENTS = 500  # of a curve: about one for each pixel of a small screen
 SMALL = 0.015  # of the peak: categories that never reach it are drawn as one
 ROOMY = 1.6  # a limit this many times the peak is told in words, for it would crush the curve
 OTHER = theme.LegendKind("other", "#D9CFC3")
 
-Curves = dict[theme.LegendKind, np.ndarray]
+Curves = dict[theme.LegendKind, "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,12 @@ class Strip:
     rank: int
 
     def __bool__(self) -> bool:
-        return bool(self.live[1])
+        return bool(self.alive)
+
+    @cached_property
+    def alive(self) -> LiveMemory:
+        """See `StepView.live_memory`."""
+        return self.view.live_memory(self.rank)
 
     @cached_property
     def live(self) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
@@ -43,7 +51,7 @@ class Strip:
 
     @cached_property
     def highest_bytes(self) -> int:
-        return max(self.peak_bytes, int(np.sum(list(self.live[1].values()), axis=0).max()))
+        return max(self.peak_bytes, max(self.alive.total))
 
     @cached_property
     def scale(self) -> tuple[float, str]:
@@ -76,19 +84,23 @@ class Strip:
         Categories too small to see are summed. Of more moments than can be told apart, that with the highest sum of
         each slice of the step is kept, so that no summit gets lost.
         """
+        import numpy as np
+
         times_s, live = self.live
         rest = self._small
         found: Curves = {}
         if rest:  # at the bottom, where it disturbs no other
             found[OTHER] = np.sum([live[c] for c in rest], axis=0)
         found |= {theme.MEMORY[c]: n_bytes for c, n_bytes in live.items() if c not in rest}
-        keep = moments(times_s, np.sum(list(found.values()), axis=0), MAX_MOMENTS)
+        keep = moments(self.alive.times_s, self.alive.total, MAX_MOMENTS)
         return times_s[keep] * 1e3, {kind: n_bytes[keep] for kind, n_bytes in found.items()}
 
     def traces(self) -> list[dict[str, Any]]:
         """An area per category, stacked, and a line over them that says what is alive when it is pointed at."""
         if not self:
             return []
+        import numpy as np
+
         times_ms, found = self.curves
         size, unit = self.scale
         x = times_ms.astype(np.float32)
@@ -134,6 +146,8 @@ class Strip:
 
 
 def _area(kind: theme.LegendKind, x: np.ndarray, y: np.ndarray, group: str) -> dict[str, Any]:
+    import numpy as np
+
     changes = np.flatnonzero(np.diff(y))
     keep = np.unique(np.concatenate([[0], changes, changes + 1, [len(y) - 1]]))
     return {
@@ -153,14 +167,17 @@ def _area(kind: theme.LegendKind, x: np.ndarray, y: np.ndarray, group: str) -> d
     }
 
 
-def moments(times_s: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
+def moments(times_s: Sequence[float], total: Sequence[int], most: int) -> list[int]:
     """The numbers of the samples to keep: of each moment the last, and the highest of each slice of the step."""
-    last = np.flatnonzero(np.diff(times_s, append=np.inf))
-    highest = np.flatnonzero(total == total.max())[:1]  # it may last no time at all
+    end = len(times_s) - 1
+    last = [k for k, (one, other) in enumerate(pairwise(times_s)) if one != other]
+    last.append(end)
+    highest = total.index(max(total))  # it may last no time at all
     if len(last) > most:
-        slices = np.floor(times_s / times_s[-1] * (most - 2))
-        begins = np.flatnonzero(np.diff(slices, prepend=-1.0))
-        ends = [*begins[1:], len(times_s)]
-        tops = [first + int(np.argmax(total[first:end])) for first, end in zip(begins, ends, strict=True)]
-        last = np.array([*tops, len(times_s) - 1])
-    return np.unique(np.concatenate([[0], highest, last]))
+        tops: dict[int, int] = {}
+        for k, (time_s, n_bytes) in enumerate(zip(times_s, total, strict=True)):
+            of = int(time_s / times_s[-1] * (most - 2))
+            if n_bytes > total[tops.setdefault(of, k)]:
+                tops[of] = k
+        last = [*tops.values(), end]
+    return sorted({0, highest, *last})

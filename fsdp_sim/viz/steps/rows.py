@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fsdp_sim.timeline import Lane
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.bars import Bars
@@ -35,10 +33,13 @@ class LaneRows:
     bands: list[tuple[float, float]]
     height: float
 
-    def of(self, bars: Bars) -> tuple[np.ndarray, np.ndarray]:
+    def of(self, bars: Bars) -> tuple[list[float], list[float]]:
         """The centre and the height of each bar: it is as high as the part of its time in which something runs."""
-        heights = np.array([THIN.get(lane, 1.0) * BAR for _, lane in bars.places])
-        return np.array([self.centres[place] for place in bars.places]), heights * np.maximum(bars.busy, LOWEST)
+        heights = {place: THIN.get(place[1], 1.0) * BAR for place in self.centres}
+        return (
+            [self.centres[place] for place in bars.places],
+            [heights[place] * max(busy, LOWEST) for place, busy in zip(bars.places, bars.busy, strict=True)],
+        )
 
     def axis(self) -> dict[str, Any]:
         """What a plotly axis has of them."""

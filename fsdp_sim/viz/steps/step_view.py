@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
-
-import numpy as np
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_sim.diagnose import Links
 from fsdp_sim.timeline import (
@@ -27,6 +28,9 @@ from fsdp_sim.timeline import (
     total_s,
     union,
 )
+
+if TYPE_CHECKING:
+    import numpy as np  # which only figures that stand still need
 
 Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
 MAX_RANKS = 4  # drawn when nobody says which: two timelines of four ranks with three lanes each still read well
@@ -48,6 +52,54 @@ class LaneGroup(NamedTuple):
     rank: int
     label: str
     lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class LiveMemory:
+    """What is alive on a rank during a step: when the step begins, after each change, and at its end.
+
+    Attributes:
+        times_s: since the step began, of shape (n,).
+        changes: in bytes, of shape (n - 2,): entry k leads to moment k + 1.
+        categories: of the changes.
+        before: bytes of each category when the step begins.
+    """
+
+    times_s: list[float]
+    changes: list[int]
+    categories: list[Memory]
+    before: dict[Memory, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.present)
+
+    @cached_property
+    def present(self) -> tuple[Memory, ...]:
+        """The categories of which anything is alive in the step."""
+        changed = {id(c) for c, n_bytes in zip(self.categories, self.changes, strict=True) if n_bytes}
+        return tuple(c for c in Memory if id(c) in changed or self.before.get(c))
+
+    @cached_property
+    def total(self) -> list[int]:
+        """Bytes of all categories at each moment."""
+        if not self.times_s:
+            return []
+        total = list(accumulate(self.changes, initial=sum(self.before.values())))
+        return [*total, total[-1]]
+
+    def at(self, moments: Sequence[int]) -> dict[Memory, list[int]]:
+        """Bytes of each category at some moments, given by their numbers in order."""
+        codes = {id(c): code for code, c in enumerate(Memory)}  # by identity: a member of an enum hashes slowly
+        alive = [self.before.get(c, 0) for c in Memory]
+        rows, done = [], 0
+        of = [codes[id(c)] for c in self.categories]
+        for moment in moments:
+            for k in range(done, min(moment, len(of))):
+                alive[of[k]] += self.changes[k]
+            done = moment
+            rows.append(alive.copy())
+        columns = dict(zip(Memory, zip(*rows, strict=True), strict=True)) if rows else {}
+        return {c: list(columns.get(c, ())) for c in self.present}
 
 
 @dataclass(frozen=True)
@@ -103,7 +155,16 @@ class StepView:
 
     def _rows_that(self, rank: int, kind: Callable[[Op, Lane], bool]) -> list[int]:
         ops, lanes = self.timeline.columns["op"], self.timeline.columns["lane"]
-        return [row for row in self.rows_of(rank) if kind(ops[row], lanes[row])]
+        known: dict[tuple[int, int], bool] = {}  # by identity: a member of an enum hashes slowly
+        found = []
+        for row in self.rows_of(rank):
+            op, lane = ops[row], lanes[row]
+            of_kind = known.get((id(op), id(lane)))
+            if of_kind is None:
+                of_kind = known[id(op), id(lane)] = kind(op, lane)
+            if of_kind:
+                found.append(row)
+        return found
 
     @cached_property
     def links(self) -> Links:
@@ -153,16 +214,16 @@ class StepView:
     @cached_property
     def mean_exposed_s(self) -> float:
         """Exposed communication of the step, the mean over all ranks (as the step time is that of all ranks)."""
-        return float(np.mean([total_s(self.exposed(rank)) for rank in self.timeline.ranks]))
+        return fmean([total_s(self.exposed(rank)) for rank in self.timeline.ranks])
 
     @cached_property
     def mean_comm_s(self) -> float:
         """Communication of the step, hidden or not, the mean over all ranks."""
-        return float(np.mean([self.busy_s(rank, communicates) for rank in self.timeline.ranks]))
+        return fmean([self.busy_s(rank, communicates) for rank in self.timeline.ranks])
 
     @cached_property
     def mean_overlap(self) -> float:
-        return float(np.mean([self.overlap(rank) for rank in self.timeline.ranks]))
+        return fmean([self.overlap(rank) for rank in self.timeline.ranks])
 
     def stretches(self, rank: int) -> list[PhaseSpan]:
         """The phases of the step on a rank, micro-batch by micro-batch, without gaps: a phase begins with its first
@@ -178,29 +239,38 @@ class StepView:
         ends = [start_s for _, _, start_s in begun[1:]] + [self.step_s]
         return [PhaseSpan(*first, end_s) for first, end_s in zip(begun, ends, strict=False)]
 
-    def live(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+    def live_memory(self, rank: int) -> LiveMemory:
         """Live bytes of a rank during the step: what was alive when it began, each change, and what was left.
 
         Changes are in the order in which the device gets to them. The CPU runs ahead of the device, so the sum may be a
-        percent or two off `peak_bytes`, which is what an allocator has to provide.
+        percent or two off `peak_bytes`, which is what an allocator has to provide. It is empty where the rank recorded
+        no memory.
+        """
+        changes = self.timeline.memory_changes(rank)
+        if not changes:
+            return LiveMemory([], [], [], {})
+        since_s = [time_s - self.origin_s for time_s, _, _ in changes]
+        first, last = bisect_left(since_s, 0.0), bisect_right(since_s, self.step_s)
+        before: dict[Memory, int] = defaultdict(int)
+        for _, n_bytes, category in changes[:first]:
+            before[category] += n_bytes
+        inside = changes[first:last]
+        return LiveMemory(
+            [0.0, *since_s[first:last], self.step_s], [n for _, n, _ in inside], [c for _, _, c in inside], dict(before)
+        )
+
+    def live(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+        """`live_memory` as arrays.
 
         Returns:
             seconds since the step began, of shape (n,), and for each category bytes of shape (n,); both empty
             when the rank recorded no memory.
         """
-        times_s, live = self.timeline.live_bytes(rank)
-        if not len(times_s):
-            return times_s, {}
-        since_s = times_s - self.origin_s
-        first = np.searchsorted(since_s, 0.0, side="left")
-        last = np.searchsorted(since_s, self.step_s, side="right")
-        before = {category: int(n_bytes[first - 1]) if first else 0 for category, n_bytes in live.items()}
-        window = {
-            category: np.concatenate([[before[category]], n_bytes[first:last], [n_bytes[last - 1] if last else 0]])
-            for category, n_bytes in live.items()
-        }
-        times = np.concatenate([[0.0], since_s[first:last], [self.step_s]])
-        return times, {category: n_bytes for category, n_bytes in window.items() if n_bytes.any()}
+        import numpy as np
+
+        alive = self.live_memory(rank)
+        curves = alive.at(range(len(alive.times_s)))
+        return np.array(alive.times_s), {category: np.array(n_bytes) for category, n_bytes in curves.items()}
 
     def peak_bytes(self, rank: int) -> int:
         """The most bytes alive at one moment of the step; 0 when the rank recorded no memory.
@@ -211,11 +281,14 @@ class StepView:
         if not rows:
             return 0
         columns = self.timeline.columns
-        ops, n_bytes, steps = columns["op"], columns["bytes"], columns.array("step")[rows]
-        alive = np.cumsum([n_bytes[row] if ops[row] == Op.ALLOC else -n_bytes[row] for row in rows])
-        inside, before = steps == self.step, steps < self.step
-        at_first = alive[before][-1] if before.any() else 0
-        return int(max(at_first, alive[inside].max(initial=0)))
+        ops, n_bytes, steps = columns["op"], columns["bytes"], columns["step"]
+        alive = highest = 0
+        for row in rows:
+            if steps[row] > self.step:
+                continue
+            alive += n_bytes[row] if ops[row] == Op.ALLOC else -n_bytes[row]
+            highest = max(highest, alive) if steps[row] == self.step else alive
+        return highest
 
 
 def step_views(
