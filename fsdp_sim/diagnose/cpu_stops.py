@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import Event, Op, computes
+from fsdp_sim.timeline import MEMORY, Event, Op, computes
 
 _GATHERING = frozenset({Op.ALL_GATHER, Op.AG_CAST, Op.AG_COPY_IN, Op.H2D})  # what the limiter holds back
 _LOOK_BACK = 400  # events before one, among which the CPU's last stop is looked for
@@ -46,7 +46,7 @@ class CpuStops:
     @cached_property
     def _number(self) -> dict[int, int]:
         """The place of each operation among all events; most are never asked for."""
-        return {e.seq: k for k, e in enumerate(self.view.events)}
+        return {seq: k for k, (seq, _, _) in enumerate(self.view.issued)}
 
     @cached_property
     def _place(self) -> dict[int, int]:
@@ -57,9 +57,8 @@ class CpuStops:
         stop = self._last(e) if self.view.api == "fsdp1" and not self.view.on_cpu else None
         if stop is None:
             return False
-        issued = self.view.events[stop.number : self._number[e.seq] + 1]
-        went_on_with = next((op for op in issued if not op.is_memory), None)
-        if went_on_with is None or went_on_with.op not in _GATHERING:
+        issued = self.view.issued[stop.number : self._number[e.seq] + 1]
+        if next((op for _, op, _ in issued if op not in MEMORY), None) not in _GATHERING:
             return False
         return self._queued(e, stop) or stop.issue_s - stop.until_s <= self.view.touch_s
 
@@ -73,9 +72,9 @@ class CpuStops:
 
     def _last(self, e: Event) -> CpuStop | None:
         """The last stop before the CPU issued an operation, if that was longer than what it has done since."""
-        events, last = self.view.events, self._number[e.seq]
+        issued, last = self.view.issued, self._number[e.seq]
         for k in range(last, max(0, last - _LOOK_BACK), -1):
-            since_s, issue_s = events[k - 1].issue_s, events[k].issue_s
+            since_s, issue_s = issued[k - 1][2], issued[k][2]
             if issue_s <= since_s:
                 continue
             place = bisect_right(self._ends, issue_s + self.view.touch_s) - 1

@@ -64,6 +64,13 @@ class RankView:
         return self._timeline.events_of(self.rank)
 
     @cached_property
+    def issued(self) -> list[tuple[int, Op, float]]:
+        """Number, operation and when it was issued of each of its events, without an object for each."""
+        columns = self._timeline.columns
+        some = slice(bisect_left(columns["rank"], self.rank), bisect_right(columns["rank"], self.rank))
+        return list(zip(columns["seq"][some], columns["op"][some], columns["issue_s"][some], strict=True))
+
+    @cached_property
     def computing(self) -> list[Event]:
         """What occupies its compute lane, in the order in which it starts."""
         compute = Lane.COMPUTE

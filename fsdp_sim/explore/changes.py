@@ -1,7 +1,7 @@
 """What would make a plan fit that does not, and what would make one faster that does: each answer has been simulated.
 
-To make it fit: a `Lever` is one thing that can be changed, as a list of settings from mild to strong. The first setting
-that fits is the answer; where no lever is enough alone, they are tried in pairs, then in threes.
+To make it fit: a `MemoryLever` is one thing that can be changed, as a list of settings from mild to strong. The first
+setting that fits is the answer; where no lever is enough alone, they are tried in pairs, then in threes.
 """
 
 from __future__ import annotations
@@ -32,32 +32,36 @@ class LeverSetting(NamedTuple):
 GROWN = LeverSetting({"expandable_segments": True}, "let torch's allocator grow its segments")
 
 
-class Lever(NamedTuple):
+class MemoryLever(NamedTuple):
     """One thing that can be changed: its settings from mild to strong."""
 
     name: str
     settings: tuple[LeverSetting, ...]
 
 
-def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
+def levers(cluster: Cluster, plan: Plan) -> list[MemoryLever]:
     """The changes that save memory and leave the training the same, or nearly so."""
     return [lever for lever in _levers(cluster, plan) if lever.settings]
 
 
-def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
+def _levers(cluster: Cluster, plan: Plan) -> Iterator[MemoryLever]:
     fsdp = plan.api in ("fsdp2", "fsdp1")
     if cluster.kind == "gpu" and not plan.expandable_segments:
-        yield Lever("allocator", (GROWN,))
-    yield Lever("checkpointing", tuple(LeverSetting(*one) for one in _checkpointing(plan.activation_checkpointing)))
+        yield MemoryLever("allocator", (GROWN,))
+    yield MemoryLever(
+        "checkpointing", tuple(LeverSetting(*one) for one in _checkpointing(plan.activation_checkpointing))
+    )
     reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
     as_fsdp = {"api": "fsdp2"} | {name: value for name, value in reset.items() if getattr(plan, name) != value}
     if not fsdp:
-        yield Lever("sharding", (LeverSetting(as_fsdp, "shard the parameters too (FSDP)"),))
+        yield MemoryLever("sharding", (LeverSetting(as_fsdp, "shard the parameters too (FSDP)"),))
     elif plan.api == "fsdp1" and (plan.sharding_strategy != "FULL_SHARD"):
         full = {"sharding_strategy": "FULL_SHARD"} | ({"shard_size": None} if plan.shard_size else {})
-        yield Lever("sharding", (LeverSetting(full, "shard everything over all GPUs (FULL_SHARD)"),))
+        yield MemoryLever("sharding", (LeverSetting(full, "shard everything over all GPUs (FULL_SHARD)"),))
     elif plan.shard_size is not None and plan.shard_size < cluster.gpus:
-        yield Lever("sharding", (LeverSetting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),))
+        yield MemoryLever(
+            "sharding", (LeverSetting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),)
+        )
     if plan.api == "fsdp2" and plan.reshard_after_forward is not True:
         last = "head" if plan.wrap == "embed_block_head" else "root"
         whose = (
@@ -65,19 +69,19 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
             if plan.reshard_after_forward is None
             else "parameters after forward"
         )
-        yield Lever("reshard", (LeverSetting({"reshard_after_forward": True}, f"free {whose}"),))
+        yield MemoryLever("reshard", (LeverSetting({"reshard_after_forward": True}, f"free {whose}"),))
     if plan.wrap == "root":
-        yield Lever(
+        yield MemoryLever(
             "wrap", (LeverSetting({"wrap": "block"}, "make each block a unit, so that one is gathered at a time"),)
         )
     if plan.api == "fsdp2" and plan.wrap == "block":
         ends = "make units of the embedding and of the head, so that neither is whole beside the blocks"
-        yield Lever("wrap", (LeverSetting({"wrap": "embed_block_head"}, ends),))
+        yield MemoryLever("wrap", (LeverSetting({"wrap": "embed_block_head"}, ends),))
     if fsdp and plan.param_dtype in (None, "fp32") and cluster.kind == "gpu" and cluster.gpu.supports_bf16:
         dtypes = {"param_dtype": "bf16", "reduce_dtype": plan.reduce_dtype or "fp32"}
-        yield Lever("dtype", (LeverSetting(dtypes, "gather and compute in bf16"),))
+        yield MemoryLever("dtype", (LeverSetting(dtypes, "gather and compute in bf16"),))
     if plan.attention_impl == "math":
-        yield Lever(
+        yield MemoryLever(
             "attention",
             (LeverSetting({"attention_impl": "sdpa"}, "fused attention, which writes no matrix of scores"),),
         )
@@ -86,22 +90,22 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
         for name in ("forward_prefetch", "backward_prefetch")
         if type(getattr(plan, name)) is int and getattr(plan, name) > 1
     }
-    yield Lever("prefetch", (LeverSetting(deep, "prefetch one unit ahead, not several"),) if deep else ())
+    yield MemoryLever("prefetch", (LeverSetting(deep, "prefetch one unit ahead, not several"),) if deep else ())
     if plan.grad_accum > 1 and plan.requires_gradient_sync is not True:
         sync = LeverSetting(
             {"requires_gradient_sync": True}, "reduce gradients in every micro-batch, so that no whole ones are kept"
         )
-        yield Lever("sync", (sync,))
+        yield MemoryLever("sync", (sync,))
     halves = [plan.micro_batch // 2**k for k in range(1, 20) if plan.micro_batch % 2**k == 0]
-    yield Lever("micro-batch", tuple(_smaller(plan, m) for m in halves or ([1] if plan.micro_batch > 1 else [])))
+    yield MemoryLever("micro-batch", tuple(_smaller(plan, m) for m in halves or ([1] if plan.micro_batch > 1 else [])))
     if cluster.kind == "gpu" and plan.shard_size is None:  # of DDP with FSDP alone
         counts = [cluster.gpus * 2**k for k in range(1, MAX_DOUBLINGS + 1)]
-        yield Lever("gpus", tuple(LeverSetting({"gpus": n}, f"{n:,} GPUs") for n in counts))
+        yield MemoryLever("gpus", tuple(LeverSetting({"gpus": n}, f"{n:,} GPUs") for n in counts))
     if not plan.cpu_offload and cluster.kind == "gpu":
         away = LeverSetting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory")
         if not fsdp:
             away = LeverSetting(as_fsdp | away.set, f"FSDP, to {away.what}")
-        yield Lever("offload", (away,))
+        yield MemoryLever("offload", (away,))
 
 
 def _checkpointing(now: str | int | tuple[str, ...] | None) -> list[tuple[dict[str, Any], str]]:
@@ -210,7 +214,7 @@ def _blocks(model: Model) -> int:
     return model.n_layer + model.n_encoder_layer
 
 
-def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]], tuple[int, int]]:
+def _strength(chosen: tuple[MemoryLever, ...]) -> Callable[[tuple[LeverSetting, ...]], tuple[int, int]]:
     """A sort key: mild combinations before strong ones, more GPUs last of all."""
 
     def strength(settings: tuple[LeverSetting, ...]) -> tuple[int, int]:

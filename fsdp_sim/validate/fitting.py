@@ -32,7 +32,7 @@ STEP = 0.05
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedCalibration:
     """Fitted numbers.
 
     Attributes:
@@ -94,16 +94,16 @@ class Fitter:
             columns.append((self.errors(moved) - errors) / STEP)
         return np.stack(columns, axis=1)
 
-    def fit(self) -> Fit:
+    def fit(self) -> FittedCalibration:
         """Fit to all rows. The slopes are taken at the start and once more where that leads."""
         logs, every = self.prior, range(len(self.rows))
         for _ in range(2):
             slopes = self.slopes(logs, self.errors(logs))
             logs = self._descend(logs, slopes, every)
         z = (self.weights(every) * self.errors(logs) / SOFT) ** 2
-        return Fit(self.calibration(logs), slopes, float(np.sum(2 * SOFT**2 * (np.sqrt(1 + z) - 1))))
+        return FittedCalibration(self.calibration(logs), slopes, float(np.sum(2 * SOFT**2 * (np.sqrt(1 + z) - 1))))
 
-    def without(self, left_out: Sequence[int], of: Fit) -> Calibration:
+    def without(self, left_out: Sequence[int], of: FittedCalibration) -> Calibration:
         """Fit to the rows that are not left out, starting from the fit to all."""
         gone = set(left_out)
         use = [i for i in range(len(self.rows)) if i not in gone]

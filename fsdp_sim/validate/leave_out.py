@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fsdp_sim.cost import Calibration, fitted, rates_are_known
 from fsdp_sim.validate.errors import Summary, summary
-from fsdp_sim.validate.fitting import Fit, Fitter
+from fsdp_sim.validate.fitting import FittedCalibration, Fitter
 from fsdp_sim.validate.predict import Predictor
 from fsdp_sim.validate.published import FITTED_SOURCE, PublishedRun
 
@@ -68,7 +68,7 @@ def other_rows(rows: Sequence[PublishedRun]) -> list[PublishedRun]:
     return [row for row in rows if row.step_time_s is not None and row.source != FITTED_SOURCE]
 
 
-def refit(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) -> tuple[Fitter, Fit]:
+def refit(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) -> tuple[Fitter, FittedCalibration]:
     """Fit the hardware's numbers, and those of llm-foundry's stack, to all rows.
 
     Raises:
@@ -83,7 +83,7 @@ def refit(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) 
 
 def refit_elsewhere(
     rows: Sequence[PublishedRun], hardware: Calibration, progress: Progress = lambda what: None
-) -> tuple[Fitter, Fit]:
+) -> tuple[Fitter, FittedCalibration]:
     """Fit the numbers of all other stacks to those of their runs with FSDP on GPUs whose rates are fitted.
 
     Raises:
@@ -109,7 +109,7 @@ def leave_out(
     by: str,
     progress: Progress = lambda what: None,
     hardware: Calibration | None = None,
-) -> tuple[Fit, list[HeldOut]]:
+) -> tuple[FittedCalibration, list[HeldOut]]:
     """Fit to all rows, then again without each group; predict the group that was left out.
 
     Args:

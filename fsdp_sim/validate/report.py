@@ -14,7 +14,7 @@ import numpy as np
 
 from fsdp_sim.cost import Calibration, fitted, fitted_spread
 from fsdp_sim.validate.errors import PredictedRow, Summary, summary
-from fsdp_sim.validate.fitting import Fit
+from fsdp_sim.validate.fitting import FittedCalibration
 from fsdp_sim.validate.leave_out import FREE, GROUPS, OF_STACK, HeldOut, fitting_rows, leave_out, other_rows, refit
 from fsdp_sim.validate.noise import constant_mfu_errors, repeated
 from fsdp_sim.validate.predict import compare
@@ -47,7 +47,7 @@ class Findings:
     compared: Sequence[PredictedRow]
     refused: Sequence[Refused]
     naive: Summary
-    best: Fit
+    best: FittedCalibration
     members: Sequence[Member]
     coverage: Sequence[Coverage]
 
@@ -192,7 +192,7 @@ def _ensemble(found: Findings) -> str:
     return _table(["held", "at", "loss against the best fit"], rows)
 
 
-def _correlations(best: Fit) -> str:
+def _correlations(best: FittedCalibration) -> str:
     inverse = np.linalg.inv(best.slopes.T @ best.slopes)
     of = inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
     pairs = [

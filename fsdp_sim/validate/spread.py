@@ -16,7 +16,7 @@ import numpy as np
 
 from fsdp_sim.cost import Z80, Calibration, Spread, belongs_to, deviation
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.validate.fitting import Fit, Fitter
+from fsdp_sim.validate.fitting import FittedCalibration, Fitter
 from fsdp_sim.validate.leave_out import FREE, GROUPS, HeldOut
 from fsdp_sim.validate.predict import Predictor, prediction
 from fsdp_sim.validate.published import PublishedRun
@@ -35,7 +35,7 @@ class Member(NamedTuple):
 
     name: str
     value: float
-    fit: Fit
+    fit: FittedCalibration
 
 
 def ensemble(best: Fitter) -> list[Member]:
@@ -49,7 +49,7 @@ def ensemble(best: Fitter) -> list[Member]:
     return found
 
 
-def refit_spread(best: Fit, members: Sequence[Member], rows: Sequence[PublishedRun]) -> dict[str, float]:
+def refit_spread(best: FittedCalibration, members: Sequence[Member], rows: Sequence[PublishedRun]) -> dict[str, float]:
     """``waiting`` and ``doubling`` of `Spread`: how far fits as good as the best lie apart, per share and doubling."""
     far = [replace(r, cluster=replace(r.cluster, inter=SLOW_NETWORK)) for r in rows if r.cluster.nodes > 1]
     every = [*rows, *far]
@@ -153,7 +153,11 @@ def coverages(spread: Spread, some: Sequence[Miss]) -> list[Coverage]:
 
 
 def spread_of(
-    best: Fit, members: Sequence[Member], rows: Sequence[PublishedRun], some: Sequence[Miss], between: float
+    best: FittedCalibration,
+    members: Sequence[Member],
+    rows: Sequence[PublishedRun],
+    some: Sequence[Miss],
+    between: float,
 ) -> Spread:
     """All of it. ``between``: how far apart the stacks are that were fitted, in the logarithm of their ``step_s``."""
     spread = Spread({}, **refit_spread(best, members, rows), between=between)
