@@ -23,6 +23,7 @@ EXTRAS = {
     "labs": ("fsrs", "tyro", "platformdirs", "safetensors", "filelock"),
     "trainers": ("accelerate", "lightning_fabric"),
     "explore": ("pandas", "scipy"),
+    "configurations": ("yaml",),
     "course": (
         "plotly",
         "pygments",
@@ -41,7 +42,7 @@ EXTRAS = {
     "dev": ("kaleido",),
 }
 """The names that are imported, by the extra of pyproject.toml that brings them."""
-LEARNERS = ("mini", "labs", "trainers", "explore", "course")
+LEARNERS = ("mini", "labs", "trainers", "explore", "configurations", "course")
 """The extras that `make setup` installs; `make dev` installs all."""
 
 

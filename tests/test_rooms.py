@@ -20,7 +20,7 @@ import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
 ROOMS = ["setup", "packages", "words", "states", "timeline", "spec", "schedule", "cost", "engine", "diagnose"]
-ROOMS += ["simulation", "requests", "forms", "explore", "validate"]  # no torch up to here
+ROOMS += ["simulation", "configurations", "requests", "forms", "explore", "validate"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks"]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]

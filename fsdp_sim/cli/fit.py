@@ -48,7 +48,7 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
     field = FIELD[what]
     if field in texts:
         raise ValueError(f"--{field.replace('_', '-')} is what is searched for; leave it out")
-    if what == "layers" and not {"model", "model_file", "torchtitan"} & set(texts):
+    if what == "layers" and not {"model", "model_file", "torchtitan", "config"} & set(texts):
         texts = {**texts, "layers": "1"}  # a model needs a number; the search replaces it
     if what == "model":
         request: Request = request_of_texts({"model": "gpt2-124m", **texts})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from fsdp_sim.configurations import FORMATS
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 from fsdp_sim.words import did_you_mean, harmless, shortened
@@ -123,6 +124,11 @@ SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
         PLAN, "--torchtitan", click.Path(), "FILE",
         "A run's TOML for torchtitan 0.2.2: its model, number of GPUs and plan, which the other options replace.",
     ),
+    (
+        PLAN, "--config", click.Path(), "FILE",
+        "A run's configuration for another trainer, such as Accelerate's YAML, which the other options replace.",
+    ),
+    (PLAN, "--config-format", Text(lambda: FORMATS), "NAME", "Of --config.  [default: told by its keys]"),
     (PLAN, "--api", Text(lambda: values_of("api")), _TEXT, "fsdp2, fsdp1, ddp, zero1 or zero2.  [default: fsdp2]"),
     (PLAN, "--micro-batch", None, _WHOLE, "Sequences per rank and micro-batch.  [default: 1]"),
     (PLAN, "--seq-len", None, _WHOLE, "Tokens per sequence.  [default: 1024]"),

@@ -114,8 +114,8 @@ def tune(
           --vary activation_checkpointing=none,full --global-batch 256 --memory-limit-gib 20 --json
       fsdp-sim tune --model gpt2-350m --gpu H100 --gpus 8 --global-batch 64 --allow param_dtype --as torchtitan
     """
-    texts = dict(with_job(texts))
     job = resolve(request_of_texts(texts))
+    texts = dict(with_job(texts))
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
     ) as bar:

@@ -15,7 +15,8 @@ SAID = (  # fields that the keys below say
 )  # fmt: skip
 SCRIPT = ("micro_batch", "seq_len", "grad_accum", "optimizer", "optimizer_impl", "clip_grad_norm")  # the script's own
 UNITS = (
-    "With FSDP2 Accelerate makes units of the embedding and of the last norm with the head, which here the root holds."
+    "With FSDP2 Accelerate makes units of the embedding and of the last norm with the head (wrap=embed_block_head); "
+    "here the root holds them."
 )
 
 
@@ -49,7 +50,8 @@ def accelerate_yaml(state: FormState) -> str:
     unsaid = [f.name for f in fields(Plan)
               if f.name not in (*SAID, *SCRIPT) and getattr(plan, f.name) != f.default]  # fmt: skip
     unsaid += [name for name in _half_said(plan) if getattr(plan, name) is not None]
-    remarks = [f"{state.model.name} on {cluster.gpus} x {cluster.gpu.name}, for Accelerate 1.15.", UNITS,
+    units = [UNITS] if plan.api == "fsdp2" and plan.wrap != "embed_block_head" else []
+    remarks = [f"{state.model.name} on {cluster.gpus} x {cluster.gpu.name}, for Accelerate 1.15.", *units,
                "The script's own: " + "; ".join(f"{n} = {getattr(plan, n)!r}" for n in SCRIPT) + "."]  # fmt: skip
     if plan.param_dtype not in (None, "fp32") and plan.reduce_dtype not in (None, plan.param_dtype):
         remarks.append(
@@ -82,7 +84,9 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
 def _fsdp1(plan: Plan) -> dict[str, Any]:
     return {
         "fsdp_version": 1,
-        "fsdp_reshard_after_forward": plan.sharding_strategy,
+        # Not fsdp_reshard_after_forward: the launcher sets the strategy in any case, and it wins (accelerate 1.15.0,
+        # `prepare_multi_gpu_env`, `FullyShardedDataParallelPlugin.__post_init__`).
+        "fsdp_sharding_strategy": plan.sharding_strategy.removeprefix("_"),
         "fsdp_backward_prefetch": {None: "BACKWARD_PRE", "none": "NO_PREFETCH"}.get(
             plan.backward_prefetch, plan.backward_prefetch
         ),
@@ -99,7 +103,7 @@ def _half_said(plan: Plan) -> list[str]:
         names.append("activation_checkpointing")
     if type(plan.reshard_after_forward) is int:
         names.append("reshard_after_forward")
-    if isinstance(plan.wrap, tuple) or plan.wrap == "embed_block_head":
+    if isinstance(plan.wrap, tuple):
         names.append("wrap")
     return names + (["forward_prefetch", "backward_prefetch"] if plan.api == "fsdp2" else [])
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim import configurations
 from fsdp_sim.requests.from_json import convert, decode, read_text
 from fsdp_sim.requests.structs import (
     ALIASES,
@@ -37,8 +38,8 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
     """Build a request from texts, such as the options of a command or a row of a sweep.
 
     Args:
-        texts: by name: ``model``, ``model_file``, ``torchtitan`` (see `with_job`), ``cluster``, and the fields of
-            `Model`, `Cluster` and `Plan`.
+        texts: by name: ``model``, ``model_file``, ``torchtitan``, ``config`` and ``config_format`` (see `with_job`),
+            ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
 
     Raises:
         ValueError: a name that does not exist (with the nearest one), a text that is no value of its field.
@@ -48,6 +49,9 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         >>> request.gpus, request.plan.seq_len
         (64, 8192)
     """
+    notes: list[str] = []
+    if "config" in texts:
+        texts, notes = _with_config(texts)
     texts = with_job(texts)
     dims: dict[str, Any] = {}
     top: dict[str, Any] = {}
@@ -72,32 +76,71 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         if "model" in top and "preset" in dims:
             raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")
         top["model"] = ModelFields(**({"preset": top["model"]} if "model" in top else {}) | dims)
+    if notes:
+        top["notes"] = notes
     return Request(**top)
 
 
 def with_job(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """The texts with what the file named by ``torchtitan`` says in its place: the model, the number of GPUs, the plan.
-    Any other text replaces what the file says of the same.
+    """The texts with what the file named by ``torchtitan`` or ``config`` says in its place: the model, the GPUs, the
+    plan. Any other text replaces what the file says of the same.
 
     Raises:
-        ValueError: see `fsdp_sim.spec.plan_of_job`.
+        ValueError: see `fsdp_sim.spec.plan_of_job` and `fsdp_sim.configurations.read`; both are given.
     """
+    if "config" in texts:
+        return _with_config(texts)[0]
+    if "config_format" in texts:
+        raise ValueError("config_format says which format config is in, and no config is given")
     if "torchtitan" not in texts:
         return texts
     path = texts["torchtitan"]
     own = {name: text for name, text in texts.items() if name != "torchtitan"}
     job = job_of_text(read_text(path), path)
     found = {} if {"model", "model_file"} & set(own) else {"model_file": path}
-    gpus = gpus_of_job(job, path)
-    if "gpus" in own:
-        gpus = value_of(Cluster, "gpus", own["gpus"])
-    elif "cluster" in own:
-        gpus = Cluster.from_file(own["cluster"]).gpus
-    elif gpus is not None:
+    gpus = _gpus_beside(own)
+    if gpus is None and (gpus := gpus_of_job(job, path)) is not None:
         found["gpus"] = str(gpus)
     given = plan_fields({name: text for name, text in own.items() if name in PLAN_FIELDS})
     found |= {name: text_of(value) for name, value in plan_of_job(job, path, gpus, given).items()}
     return found | own
+
+
+def _gpus_beside(texts: Mapping[str, str]) -> int | None:
+    """How many GPUs the texts beside a file say that there are."""
+    if "gpus" in texts:
+        return int(value_of(Cluster, "gpus", texts["gpus"]))
+    return Cluster.from_file(texts["cluster"]).gpus if "cluster" in texts else None
+
+
+def _with_config(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The texts with what the file ``config`` says, and notes of how it was read."""
+    if "torchtitan" in texts:
+        raise ValueError("config and torchtitan both name a run; give one of them")
+    path = texts["config"]
+    own = {name: text for name, text in texts.items() if name not in ("config", "config_format")}
+    given = plan_fields({name: text for name, text in own.items() if name in PLAN_FIELDS})
+    of = configurations.read(path, texts.get("config_format"), gpus=_gpus_beside(own), given=given)
+    found = {name: text_of(value) for name, value in (of.plan | of.cluster).items()}
+    if not {"model", "model_file"} & set(own):
+        if of.preset is not None:
+            found["model"] = of.preset
+        elif of.model_file is not None:
+            found["model_file"] = of.model_file
+        elif of.model is not None and "n_layer" not in {ALIASES.get(name, name) for name in own}:
+            raise ValueError(
+                f"{path}: its model {of.model} is neither in the catalogue nor a folder here that has a config.json; "
+                f"name it with model, or its file with model_file"
+            )
+        found |= {_option_of(name): text_of(value) for name, value in of.dims.items()}
+    filled = ", ".join(of.filled)
+    notes = [f"{path} is read as {of.package} does (format {of.format}).", *of.remarks]
+    return found | own, [*notes, f"Defaults of {of.package} where the file is silent: {filled}."] if filled else notes
+
+
+def _option_of(field: str) -> str:
+    """What a model's field is called where its own name means something else, or nothing."""
+    return next((name for name, of in ALIASES.items() if of == field), field)
 
 
 def model_file(path: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def resolve(request: Request) -> Job:
     model, cluster = _model(request), _cluster(request)
     fields: dict[str, Any] = {} if request.plan is UNSET else given(request.plan)
     chosen, notes = choose_dtypes(fields, cluster)
+    notes = [*([] if request.notes is UNSET else request.notes), *notes]
     if (sees := model.seq_len_of_image) is not None and "seq_len" not in fields:
         chosen["seq_len"] = sees
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")

@@ -51,12 +51,14 @@ class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: igno
         cluster: a cluster file, as ``fsdp-sim calibrate`` writes it; other fields of the cluster replace its own.
         plan: fields of `Plan`. What is not given has torch's default; but FSDP without dtypes, on GPUs that have bf16,
             gathers and computes in bf16 and reduces in fp32.
+        notes: what whoever made the request has to say of it; among the result's.
         id: anything; comes back with the result.
     """
 
     model: str | ModelFields | UnsetType = UNSET
     cluster: str | UnsetType = UNSET
     plan: PlanFields | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
     id: str | int | UnsetType = UNSET
 
 
@@ -302,7 +304,8 @@ ALIASES = {  # names of options, where the field's own is short or means somethi
     "model_dtype": "dtype", "model_name": "name",
 }  # fmt: skip
 DIMENSIONS = {ALIASES.get(key, key): key for key in (*ALIASES, *MODEL_FIELDS) if ALIASES.get(key, key) in MODEL_FIELDS}
-NAMES = ("model", "model_file", "torchtitan", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
+FILES = ("model_file", "torchtitan", "config", "config_format")
+NAMES = ("model", *FILES, "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
 
 
 def given(fields: Any) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""Accelerate's YAML or JSON, as ``accelerate config`` writes it and ``accelerate launch --config_file`` reads it.
+
+Source: accelerate 1.15.0, `accelerate.commands.config.config_args.ClusterConfig`, the defaults of
+`accelerate.commands.launch`, and `accelerate.utils.launch.prepare_multi_gpu_env`, by which they reach the plugin.
+"""
+
+from __future__ import annotations
+
+from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
+from fsdp_sim.configurations.keys import Keys
+from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
+from fsdp_sim.configurations.said import Asked, Said, cluster_of, need_gpus
+
+SECTION = "fsdp_config"
+
+
+def read(keys: Keys, asked: Asked) -> Said:
+    processes = keys["num_processes"]
+    if processes is not None and processes < 1 and processes != -1:
+        raise keys.wrong("num_processes", processes, "a whole number >= 1")
+    way = keys["distributed_type"]
+    if way is None:
+        raise ValueError(f"{keys.where}: it has no distributed_type, without which Accelerate does not start")
+    said = Said(cluster=cluster_of(asked, 1 if way == "NO" else processes, keys["num_machines"]))
+    mixed = keys["mixed_precision"] if "mixed_precision" in keys or not keys["fp16"] else "fp16"
+    if way == "DEEPSPEED":
+        said.plan = _zero(keys, asked, said, mixed)
+    elif way == "FSDP":
+        said.plan = plan_of_plugin(_plugin(keys, mixed), keys, asked, said.cluster)
+        said.plan |= _mesh(keys, asked, said)
+    else:
+        said.plan = {"api": "ddp", "param_dtype": None if mixed == "no" else mixed}
+    said.plan["compile"] = _compiled(keys)
+    return said
+
+
+def _plugin(keys: Keys, mixed: str) -> Plugin:
+    version: int = keys[f"{SECTION}.version"]
+    policy: str = keys[f"{SECTION}.auto_wrap_policy"]
+    plugin = Plugin(
+        SECTION, version, mixed, policy, keys[f"{SECTION}.min_num_params"] if policy == "SIZE_BASED_WRAP" else 0,
+        keys[f"{SECTION}.offload_params"], activation_checkpointing=keys[f"{SECTION}.activation_checkpointing"],
+        activation_checkpointing_offload=keys[f"{SECTION}.activation_checkpointing_offload"],
+    )  # fmt: skip
+    if version == 2:
+        return plugin._replace(reshard_after_forward=_reshard(keys))
+    strategy = keys[f"{SECTION}.sharding_strategy"]
+    strategy = STRATEGIES[strategy - 1] if isinstance(strategy, int) else strategy
+    if "fsdp_config.reshard_after_forward" in keys:
+        asked_for = keys[f"{SECTION}.reshard_after_forward"]
+        if asked_for not in (True, strategy):
+            keys.remarks.append(
+                f"With FSDP1 fsdp_reshard_after_forward ({asked_for!r} in {keys.file}) changes nothing: the launcher "
+                f"sets sharding_strategy, and it wins ({strategy}). Write fsdp_sharding_strategy."
+            )
+    return plugin._replace(
+        sharding_strategy=strategy, forward_prefetch=keys[f"{SECTION}.forward_prefetch"],
+        backward_prefetch=keys[f"{SECTION}.backward_prefetch"],
+    )  # fmt: skip
+
+
+def _reshard(keys: Keys) -> bool:
+    value = keys[f"{SECTION}.reshard_after_forward"]
+    if not isinstance(value, bool):
+        raise keys.wrong(f"{SECTION}.reshard_after_forward", value, "True or False", "with fsdp_version 2")
+    return value
+
+
+def _mesh(keys: Keys, asked: Asked, said: Said) -> dict[str, int]:
+    """HSDP, of FSDP2."""
+    if not any(keys.below("parallelism_config")):
+        return {}
+    if said.plan["api"] != "fsdp2":
+        raise ValueError(f"{keys.where}: parallelism_config goes with fsdp_version 2 alone; leave it out")
+    replicas, shards = (keys[f"parallelism_config.dp_{what}_size"] for what in ("replicate", "shard"))
+    gpus = need_gpus(keys, asked, said.cluster, "whether parallelism_config fits")
+    if replicas * shards != gpus and "shard_size" not in asked.given:
+        raise ValueError(
+            f"{keys.where}: parallelism_config has {replicas} replicas of {shards} shards, and there are {gpus} GPUs; "
+            f"their product must be {gpus}"
+        )
+    return {"shard_size": shards} if replicas > 1 else {}
+
+
+def _compiled(keys: Keys) -> bool:
+    backend = keys["dynamo_backend"] if "dynamo_backend" in keys else keys["dynamo_config.backend"]
+    if backend == "INDUCTOR" and not keys["dynamo_config.use_regional_compilation"]:
+        keys.remarks.append(f"{keys.file} compiles the whole model; here each block is compiled.")
+    return bool(backend == "INDUCTOR")
+
+
+def _zero(keys: Keys, asked: Asked, said: Said, mixed: str) -> dict[str, object]:
+    section = "deepspeed_config"
+    if f"{section}.deepspeed_config_file" in keys:
+        auto = {"bf16.enabled": mixed == "bf16", "fp16.enabled": mixed == "fp16"}
+        return deepspeed_of(keys[f"{section}.deepspeed_config_file"], asked, said.cluster, keys, auto)
+    clipping, accumulated = keys[f"{section}.gradient_clipping"], keys[f"{section}.gradient_accumulation_steps"]
+    zero = Zero(
+        section, keys[f"{section}.zero_stage"], None if mixed == "no" else mixed,
+        offload_optimizer=keys[f"{section}.offload_optimizer_device"],
+        offload_param=keys[f"{section}.offload_param_device"],
+        clips=clipping != 0,  # auto is 1.0 (`Accelerator._prepare_deepspeed`)
+    )  # fmt: skip
+    plan = plan_of_zero(zero, keys)
+    return plan if accumulated == "auto" else plan | {"grad_accum": accumulated}

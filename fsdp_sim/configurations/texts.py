@@ -1,0 +1,176 @@
+"""What a file holds: YAML, JSON or TOML as a tree; of Python the calls that are asked for, read and never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.configurations.keys import Unread
+from fsdp_sim.packages import need
+from fsdp_sim.spec import toml_or_json
+from fsdp_sim.timeline import read_text
+
+MOST_BYTES = 10**6
+MOST_NODES = 10**5  # of a tree, where an alias of YAML counts as all that it stands for
+Tree = dict[str, Any]
+
+
+def text_of_file(path: str | Path) -> str:
+    """The text of a configuration.
+
+    Raises:
+        ValueError: it is larger than `MOST_BYTES`, or no text. OSError: there is no such file.
+    """
+    try:
+        return read_text(path, MOST_BYTES)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from None
+
+
+def tree_of(text: str, where: str, suffix: str) -> Tree:
+    """The tree of a text in JSON, TOML or YAML, by the suffix of its file.
+
+    Raises:
+        ValueError: it is none, or holds no table.
+        ModuleNotFoundError: it is YAML, and PyYAML is not installed.
+    """
+    kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
+    try:
+        found = _yaml(text, where) if kind == "YAML" else toml_or_json(text, kind)
+    except (ValueError, tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{where} is not {kind}: {error}") from None
+    _refuse_a_bomb(found, where)
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} holds {'nothing' if found is None else f'a {type(found).__name__}'}, and no keys")
+    return {str(key): value for key, value in found.items()}
+
+
+def _yaml(text: str, where: str) -> Any:
+    need(where, "yaml")
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value if isinstance(key.value, str) and key.value != "<<"]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise ValueError(f"{twice} is given twice (line {node.start_mark.line + 1}); give it once")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except (RecursionError, OverflowError, AttributeError, TypeError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
+
+
+def _refuse_a_bomb(tree: Any, where: str) -> None:
+    ahead, count = [tree], 0
+    while ahead:
+        node = ahead.pop()
+        count += 1
+        if count > MOST_NODES:
+            raise ValueError(f"{where} has more than {MOST_NODES:,} values, aliases counted")
+        if isinstance(node, Mapping):
+            ahead += node.values()
+        elif isinstance(node, list | tuple):
+            ahead += node
+
+
+def calls_of(text: str, where: str, names: Iterable[str]) -> list[tuple[str, int, Tree]]:
+    """The calls of a Python file by their names: of each its name, its line and its keyword arguments.
+
+    Values are literals, names that are given one once, and arithmetic on these; what is imported
+    (``torch.bfloat16``) is its name, a call a table with its name under ``call``. Whatever else is `Unread`.
+
+    Raises:
+        ValueError: it is no Python.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+        raise ValueError(f"{where} is not Python: {error}") from None
+    try:
+        return _calls(tree, set(names))
+    except RecursionError:
+        raise ValueError(f"{where} nests too deep to be read") from None
+
+
+def _calls(tree: ast.Module, names: set[str]) -> list[tuple[str, int, Tree]]:
+    values: dict[str, ast.expr | str | None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            values |= {name: name for alias in node.names if (name := alias.asname or alias.name.partition(".")[0])}
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            values[name] = None if name in values else node.value
+        elif isinstance(node, ast.AugAssign | ast.For | ast.NamedExpr) and isinstance(node.target, ast.Name):
+            values[node.target.id] = None
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _last(node.func) in names:
+            # the first is a path (TrainingArguments' output_dir); another is a key that no format has
+            further = {f"argument {n}": _value(one, values) for n, one in enumerate(node.args[1:], 2)}
+            found.append((_last(node.func), node.lineno, further | _keywords(node, values)))
+    return found
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _keywords(call: ast.Call, values: Mapping[str, ast.expr | str | None], depth: int = 0) -> Tree:
+    found: Tree = {}
+    for word in call.keywords:
+        value = _value(word.value, values, depth + 1)
+        if word.arg is not None:
+            found[word.arg] = value
+        elif isinstance(value, dict):
+            found |= {str(key): of for key, of in value.items()}
+        else:
+            found[f"**{ast.unparse(word.value)[:60]}"] = value
+    return found
+
+
+def _value(node: ast.expr, values: Mapping[str, ast.expr | str | None], depth: int = 0) -> Any:
+    if depth > 50:
+        return _unread(node)
+    match node:
+        case ast.Constant(value=value):
+            return _unread(node) if isinstance(value, bytes | complex) or value is ... else value
+        case ast.Name(id=name):
+            of = values.get(name)
+            return _unread(node) if of is None else of if isinstance(of, str) else _value(of, values, depth + 1)
+        case ast.Attribute():
+            text = ast.unparse(node)
+            return text if isinstance(values.get(text.partition(".")[0]), str) else _unread(node)
+        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
+            found = [_value(one, values, depth + 1) for one in elements]
+            return _unread(node) if any(isinstance(one, Unread) for one in found) else found
+        case ast.Dict(keys=keys, values=of):
+            if not all(isinstance(key, ast.Constant) for key in keys):
+                return _unread(node)
+            return {str(key.value): _value(one, values, depth + 1) for key, one in zip(keys, of, strict=True)}  # type: ignore[union-attr]
+        case ast.Call(func=function) if function and _last(function) == "dict" and not node.args:
+            return _keywords(node, values, depth)
+        case ast.Call(func=function) if _last(function):
+            positional = {f"arg{n}": _value(one, values, depth + 1) for n, one in enumerate(node.args)}
+            return {"call": _last(function)} | positional | _keywords(node, values, depth)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _value(operand, values, depth + 1)
+            return -value if type(value) in (int, float) else _unread(node)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Add() | ast.Sub() | ast.FloorDiv() as op, right=right):
+            a, b = _value(left, values, depth + 1), _value(right, values, depth + 1)
+            if type(a) is int and type(b) is int and max(abs(a), abs(b)) < 2**40:
+                if isinstance(op, ast.FloorDiv):
+                    return a // b if b else _unread(node)
+                return a * b if isinstance(op, ast.Mult) else a + b if isinstance(op, ast.Add) else a - b
+    return _unread(node)
+
+
+def _unread(node: ast.expr) -> Unread:
+    return Unread(ast.unparse(node), node.lineno)

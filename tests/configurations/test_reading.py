@@ -1,0 +1,120 @@
+"""Configurations of other trainers: what each gives, that nothing is passed over, and that nothing makes it stumble."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fsdp_sim import Cluster, Plan
+from fsdp_sim.configurations import FORMATS, read, schema_of
+from fsdp_sim.requests import request_of_texts, resolve
+
+HERE = Path(__file__).parent
+CASES = tomllib.loads((HERE / "cases.toml").read_text())["case"]
+
+
+def written(tmp_path: Path, case: dict) -> Path:
+    path = tmp_path / case["file"]
+    path.write_text(case["text"])
+    return path
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_a_configuration_gives_what_it_says(case, tmp_path):
+    found = read(written(tmp_path, case), gpus=case.get("gpus"))
+
+    assert found.format == case["format"]
+    assert {name: found.plan[name] for name in case["plan"]} == case["plan"]
+    assert found.cluster == case["cluster"]
+    assert (found.model, found.preset) == (case.get("model"), case.get("preset"))
+    assert {**found.dims, **case.get("dims", {})} == found.dims
+    assert case.get("remark", "") in " ".join(found.remarks)
+    Plan(**found.plan)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_whatever_is_read_can_be_simulated_beside_the_options_it_needs(case, tmp_path):
+    texts = {"config": str(written(tmp_path, case)), "model": "llama3.2-1b", "gpu": "H100", "gpus": "16"}
+    texts |= {"gpus": str(case["gpus"])} if "gpus" in case else {}
+    texts |= {"gpus": str(case["cluster"]["gpus"])} if "gpus" in case["cluster"] else {}
+
+    job = resolve(request_of_texts(texts))
+
+    assert job.simulate().step_time_s > 0
+    assert any("is read as" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_each_key_is_understood_or_without_effect_and_each_default_is_said(case, tmp_path):
+    found = read(written(tmp_path, case), gpus=case.get("gpus"))
+    schema = schema_of(found.format)
+    known = {f"{section}.{key}".removeprefix("top.") for section, keys in schema.sections.items() for key in keys}
+
+    assert {*found.understood, *found.without_effect} <= known
+    assert not set(found.understood) & set(found.without_effect)
+    assert len(found.defaults) == len(found.filled)
+    assert all(schema.package in sentence for sentence in found.defaults)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_a_format_has_by_default_is_a_value_that_it_takes(format):
+    from fsdp_sim.configurations.keys import converted
+
+    for keys in schema_of(format).sections.values():
+        for name, key in keys.items():
+            if key.default is not None:
+                assert converted(key.takes, key.default) == key.default, name
+
+
+ACCELERATE = "distributed_type: FSDP\nnum_processes: 8\n"
+WRONG = [
+    ("a.yaml", ACCELERATE + "mixed_precison: bf16\n", "has no key mixed_precison; did you mean mixed_precision?"),
+    ("a.yaml", ACCELERATE + "fsdp_config: {fsdp_offload_parms: true}\n", "did you mean fsdp_offload_params?"),
+    ("a.yaml", ACCELERATE + "mixed_precision: fp8\n", "mixed_precision is 'fp8'; it must be 'no', 'fp16' or 'bf16'"),
+    ("a.yaml", ACCELERATE + "fsdp_config: {version: 3}\n", "fsdp_config.version is 3; it must be 1 or 2"),
+    ("a.yaml", ACCELERATE + "fsdp_config: {version: 2}\nparallelism_config: {tp_size: 4}\n", "tensor parallelism"),
+    (
+        "a.yaml",
+        ACCELERATE + "fsdp_config: {version: 2}\nparallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n",
+        "their product must be 8",
+    ),
+    ("a.yaml", "distributed_type: MEGATRON_LM\n", "what else Accelerate starts is not simulated"),
+    ("a.yaml", "distributed_type: FSDP\ndistributed_type: NO\n", "distributed_type is given twice"),
+    ("a.yaml", "fsdp_config: 3\ndistributed_type: FSDP\n", "fsdp_config is 3; it must be a table"),
+    ("a.yaml", "- 1\n", "holds a list, and no keys"),
+    ("a.yaml", "a: [\n", "is not YAML"),
+    ("a.yaml", "hello: world\n", "is in no format that is known by its keys (hello)"),
+    ("a.json", "{", "is not JSON"),
+    ("a.json", '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}', "ZeRO stage 2, which"),
+    ("a.json", '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "NVMe is not simulated"),
+    ("a.json", '{"train_batch_size": 256, "zero_optimization": {"stage": 3}}', "follows from the number of GPUs"),
+    ("a.json", '{"zero_optimization": {"stag": 3}}', "did you mean stage?"),
+    ("a.json", '{"fsdp": "hybrid_shard", "bf16": true}', "others need fsdp_config.version 1"),
+    ("a.json", '{"fsdp": true, "fsdp_config": "none.json"}', "none.json cannot be read"),
+    ("a.json", '{"fsdp": true, "optim": "adafactor"}', "optim is 'adafactor'"),
+    ("a.json", '{"output_dir": "o", "per_device_train_batchsize": 1}', "did you mean per_device_train_batch_size?"),
+    ("a.py", "TrainingArguments(bf16=flags.bf16)", "line 1: bf16 is flags.bf16"),
+    ("a.py", "print(1)", "calls nothing that is read"),
+    ("a.py", "x = (", "is not Python"),
+    ("a.py", "TrainingArguments(fsdp=True)\nTrainingArguments(fsdp=True)", "two calls for the same, in lines 1 and 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "text", "sentence"), WRONG)
+def test_what_is_not_understood_is_refused_by_its_name(file, text, sentence, tmp_path):
+    (tmp_path / file).write_text(text)
+
+    with pytest.raises(ValueError, match=re.escape(sentence)) as error:
+        read(tmp_path / file)
+    assert file in str(error.value)
+
+
+def test_options_beside_the_file_replace_what_it_says(tmp_path):
+    case = next(case for case in CASES if case["name"].startswith("deepspeed: stage 2"))
+    texts = {"config": str(written(tmp_path, case)), "model": "gpt2-124m", "gpu": "A100"}
+
+    job = resolve(request_of_texts(texts | {"gpus": "16", "micro_batch": "2", "seq_len": "512"}))
+
+    assert (job.plan.micro_batch, job.plan.grad_accum, job.plan.seq_len) == (2, 8, 512)
+    assert job.cluster == Cluster("A100", 16)
