@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations import accelerate, deepspeed, trainer
+from fsdp_sim.configurations import accelerate, deepspeed, trainer, trl
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
@@ -18,6 +18,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "accelerate": accelerate.read,
     "deepspeed": deepspeed.read,
     "trainer": trainer.read,
+    "trl": trl.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
@@ -109,6 +110,8 @@ def format_of(tree: Mapping[str, Any], where: str) -> str:
         return any(sign in tree for sign in schema.signs) or _nested(tree, schema) is not tree
 
     possible = [name for name in FORMATS if is_possible(name)]
+    if isinstance(model := tree.get("model"), Mapping) and "flavor" in model:
+        raise ValueError(f"{where} is torchtitan's; give it as torchtitan, not as config")
     if not possible:
         keys = shortened(", ".join(map(str, tree)), 200) or "none"
         raise ValueError(

@@ -1,13 +1,17 @@
 """Configurations of other trainers: what each gives, that nothing is passed over, and that nothing makes it stumble."""
 
+import json
+import random
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fsdp_sim import Cluster, Plan
 from fsdp_sim.configurations import FORMATS, read, schema_of
+from fsdp_sim.configurations.__main__ import table
 from fsdp_sim.requests import request_of_texts, resolve
 
 HERE = Path(__file__).parent
@@ -25,7 +29,8 @@ def test_a_configuration_gives_what_it_says(case, tmp_path):
     found = read(written(tmp_path, case), gpus=case.get("gpus"))
 
     assert found.format == case["format"]
-    assert {name: found.plan[name] for name in case["plan"]} == case["plan"]
+    plan = {name: list(value) if isinstance(value := found.plan[name], tuple) else value for name in case["plan"]}
+    assert plan == case["plan"]
     assert found.cluster == case["cluster"]
     assert (found.model, found.preset) == (case.get("model"), case.get("preset"))
     assert {**found.dims, **case.get("dims", {})} == found.dims
@@ -108,6 +113,81 @@ def test_what_is_not_understood_is_refused_by_its_name(file, text, sentence, tmp
     with pytest.raises(ValueError, match=re.escape(sentence)) as error:
         read(tmp_path / file)
     assert file in str(error.value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_in_every_section_of_every_format_an_unknown_key_is_named(format, tmp_path):
+    for section in schema_of(format).sections:
+        tree: object = {"no_such_key_of_anything": 1}
+        for name in reversed(section.split(".") if section != "top" else []):
+            tree = {name: tree}
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps(tree))
+
+        with pytest.raises(ValueError, match="has no key no_such_key_of_anything"):
+            read(path, format)
+
+
+VALUES = [None, True, -1, 0, 10**30, 1.5, float("nan"), "", "x", "none", "a,b", [], [1], [[]], {}, {"a": {}}, "Ω\u202e"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_whatever_a_key_is_given_it_is_read_or_refused_in_a_sentence(format, tmp_path):
+    path, chance = tmp_path / "a.json", random.Random(0)
+    start = {"accelerate": {"distributed_type": "FSDP"}, "trainer": {"fsdp": True}, "trl": {"use_peft": True}}
+    for section, keys in schema_of(format).sections.items():
+        for name in keys:
+            tree = inner = dict(start.get(format, {}))
+            for part in section.split(".") if section != "top" else []:
+                inner[part] = inner = {}
+            inner[name] = chance.choice(VALUES)
+            path.write_text(json.dumps(tree))
+            with suppress(ValueError):  # nothing else
+                read(path, format, gpus=8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x]\nb: &b [*a, *a]\n"
+        + "".join(f"b{n}: &b{n} [*b{n - 1 or ''}, *b{n - 1 or ''}]\n" for n in range(1, 20)),
+        "a: &a [*a]",
+        "a: " + "[" * 5000,
+        "? [1, 2]\n: 3",
+        "a: !!python/object/apply:os.system [true]",
+        "\t- x",
+        "a: 2026-99-99",
+        "{" * 100,
+    ],
+    ids=range(8),
+)
+def test_what_is_meant_to_hurt_is_refused(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+
+    with pytest.raises(ValueError, match=r"a\.yaml"):
+        read(tmp_path / "a.yaml")
+
+
+SHIPPED = sorted((HERE / "shipped").glob("*.yaml")) + sorted((HERE / "shipped").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.name for path in SHIPPED])
+def test_the_examples_that_the_packages_ship_are_read_whole(path):
+    found = read(path)
+
+    assert found.format == path.name.partition("-")[0]
+    assert {
+        "zero0": "ddp",
+        "zero1": "zero1",
+        "zero2": "zero2",
+        "zero3": "fsdp2",
+        "fsdp1": "fsdp1",
+        "fsdp2": "fsdp2",
+    }.get(path.stem.partition("-")[2], "ddp") == found.plan["api"]
+
+
+def test_the_page_has_the_table_that_the_command_prints():
+    assert table() in (HERE.parents[1] / "docs" / "configurations.md").read_text()
 
 
 def test_options_beside_the_file_replace_what_it_says(tmp_path):
