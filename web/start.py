@@ -1,14 +1,21 @@
-"""The start page: ``index.html``."""
+"""The start page: ``index.html``, and what it shows before Python is there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from string import Template
 
+from web.live.calls import call
+
 HERE = Path(__file__).parent
+LINKS = {"course.html": "The course", "labs.html": "Labs", "reference/index.html": "Reference", "search.html": "Search"}
 
 
 def write(out: Path, live: bool, pages: bool) -> None:
-    """Write the page; what is not live, and pages that are not there, it does not mention."""
+    """Write the page; pages that are not there it does not link."""
+    links = [f'<a href="{to}">{name}</a>' for to, name in LINKS.items()] if pages else []
     text = Template((HERE / "start.html").read_text(encoding="utf-8"))
-    (out / "index.html").write_text(text.substitute(live="yes" if live else "no"), encoding="utf-8")
+    page = text.substitute(live="yes" if live else "no", links="\n".join(links))
+    (out / "index.html").write_text(page, encoding="utf-8")
+    answer = call("begin", "{}").removeprefix('{"answer":').removesuffix("}")
+    (out / "live" / "first.json").write_text(answer, encoding="utf-8")

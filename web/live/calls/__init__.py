@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import Any
 
 CALLS = {
+    "begin": "explorer.begin",
+    "see": "explorer.see",
     "step": "steps.step",
 }
 """By the name that a page uses: the file and its function."""
