@@ -12,6 +12,8 @@ import pytest
 from fsdp_sim import Cluster, Plan
 from fsdp_sim.configurations import FORMATS, read, schema_of
 from fsdp_sim.configurations.__main__ import table
+from fsdp_sim.forms import FormState, accelerate_yaml, plan_texts
+from fsdp_sim.forms.accelerate import SAID
 from fsdp_sim.requests import request_of_texts, resolve
 
 HERE = Path(__file__).parent
@@ -198,3 +200,29 @@ def test_options_beside_the_file_replace_what_it_says(tmp_path):
 
     assert (job.plan.micro_batch, job.plan.grad_accum, job.plan.seq_len) == (2, 8, 512)
     assert job.cluster == Cluster("A100", 16)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(api="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_POST", param_dtype="bf16"),
+        Plan(api="fsdp1", sharding_strategy="FULL_SHARD", forward_prefetch=True, cpu_offload=True),
+        Plan(wrap="embed_block_head", param_dtype="bf16", reduce_dtype="bf16", activation_checkpointing="full"),
+        Plan(wrap="embed_block_head", reshard_after_forward=False, shard_size=4, compile=True),
+        Plan(api="ddp", param_dtype="bf16"),
+    ],
+    ids=range(5),
+)
+def test_what_is_written_for_accelerate_is_read_as_the_same_plan(plan, tmp_path):
+    texts = plan_texts(plan, Cluster("H100", 8)) | {"model": "llama3-8b", "gpu": "H100", "gpus": "8"}
+    (tmp_path / "a.yaml").write_text(accelerate_yaml(FormState(texts)))
+
+    found = Plan(**read(tmp_path / "a.yaml").plan)
+
+    for name in SAID:
+        assert getattr(found, name) == getattr(plan, name) or (found.api, name) in AS_TORCH, name
+
+
+AS_TORCH = {  # None is torch's own value, which a configuration says
+    ("fsdp1", "reduce_dtype"), ("fsdp1", "backward_prefetch"), ("fsdp1", "forward_prefetch")
+}  # fmt: skip

@@ -43,11 +43,12 @@ PAPERS = {
     "accuracy": "fsdp_sim/ACCURACY.md",
     "tune": "docs/tune.md",
     "one_gpu": "docs/one_gpu.md",
+    "configurations": "docs/configurations.md",
     "changelog": "CHANGELOG.md",
 }
 ROOMS = (
-    "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation", "requests", "forms", "explore",
-    "validate", "mini", "ranks", "measure", "viz", "learn",
+    "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation", "configurations", "requests", "forms",
+    "explore", "validate", "mini", "ranks", "measure", "viz", "learn",
 )  # fmt: skip
 SPECS = (Plan, Model, Cluster, Gpu, Link)
 """Whose fields are listed one by one."""
