@@ -1,10 +1,15 @@
 """Some pages of the site, built once for all files here that one worker runs."""
 
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from web import start
+from web import live, start
 
 NAMES = ["00_start_here", "05_overlap"]
 
@@ -15,5 +20,22 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     web = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
     out = tmp_path_factory.mktemp("site")
     web.write(out, NAMES, rooms=["simulation", "spec"])
+    live.write(out, {})
     start.write(out, live=False, pages=True)
     return out
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of files that says nothing of what it serves."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def served(pages: Path) -> Iterator[str]:
+    """The address of these pages on a server: the start page is none to open as a file."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pages))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
