@@ -106,7 +106,7 @@ viz.shard_map(build_program(toy(3), Plan(), world_size=4))
 
 # %% slideshow={"slide_type": "notes"}
 issued = {i.op for i in build_program(toy(3), Plan(), world_size=4).ops if i.group_size > 1}
-print(sorted(issued))
+print(*sorted(op.name.lower().replace("_", "-") for op in issued), sep=" and ")
 assert issued == {Op.ALL_GATHER, Op.REDUCE_SCATTER}  # no send, no broadcast
 
 # %% [markdown]
@@ -162,7 +162,7 @@ state = optimizer.state[model.weight]
 kept = {"parameters": model.weight, "gradients": model.weight.grad}
 kept |= {"mean": state["exp_avg"], "variance": state["exp_avg_sq"]}
 per_parameter = {name: tensor.nbytes / 1e6 for name, tensor in kept.items()}
-print(per_parameter)
+print(*(f"{name}: {size:.0f} bytes" for name, size in per_parameter.items()), sep=", ")
 assert sum(per_parameter.values()) == 16
 
 # %%
@@ -331,7 +331,7 @@ viz.memory_waterfall(whole).titled("Four ranks save a tenth, not three quarters:
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
 saved = 1 - gigabytes["FSDP, 4 ranks"] / gigabytes["DDP"]
-print({name: round(size, 1) for name, size in gigabytes.items()}, f"saved: {saved:.0%}")
+print(*(f"{name}: {size:.1f} GB" for name, size in gigabytes.items()), f"saved by four: {saved:.0%}", sep="\n")
 assert f"{saved:.0%}" == "8%"
 assert 12 * 1024 * 50257 * 4 == 2_470_232_064
 bert = Model.preset("bert-base").param_count
@@ -408,7 +408,7 @@ assert (80e9 / 16, 8 * 80e9 / 16, 160e9 * 16 > 8 * 80e9) == (5e9, 40e9, True)
 plan = Plan(micro_batch=1, seq_len=2048, param_dtype="bf16", activation_checkpointing="full")
 family = ("llama2-7b", "llama2-13b", "mpt-30b", "llama2-70b")
 on_eight = {name: simulate(name, eight, plan) for name in family}
-print({name: sim.fits for name, sim in on_eight.items()})
+print(*(f"{name} {'fits' if sim.fits else 'does not fit'}" for name, sim in on_eight.items()), sep="\n")
 assert [sim.fits for sim in on_eight.values()] == [True, True, True, False]
 viz.memory_waterfall(on_eight).titled("On eight cards 30 billion parameters fit, and 70 billion do not")
 
@@ -425,7 +425,8 @@ cards = Cluster("RTX-4090", gpus=8)
 others = {"your plan": chosen, "keep activations": chosen | {"activation_checkpointing": None},
           "one row": chosen | {"micro_batch": 1}, "in fp32": chosen | {"param_dtype": None}}  # fmt: skip
 plans = {name: simulate("gpt2-1.5b", cards, Plan(seq_len=1024, **one)) for name, one in others.items()}
-print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
+for name, sim in plans.items():
+    print(f"{name}: {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU" if sim.fits else f"{name}: does not fit")
 assert plans["your plan"].fits
 viz.memory_waterfall(plans).titled("Change one setting of your plan, and it may no longer fit")
 

@@ -185,7 +185,7 @@ def both_ways():
 
 
 same = list(run(both_ways, 4, progress=False))
-print("the same to the last bit:", same)
+print(*(f"rank {rank}: the same to the last bit" for rank, is_same in enumerate(same) if is_same), sep="\n")
 assert same == [True] * 4
 
 # %% [markdown] covers=["coverage 004.57", "coverage 000.33"]
@@ -461,7 +461,7 @@ viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512]).titled(
 from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
 
 kept = {name: line_of(name, case, [8, 512], "weak").kept for name, case in cases_of(lines, None, None).items()}
-print({name: f"{share:.0%}" for name, share in kept.items()})
+print(*(f"{name} keeps {share:.0%} of its speed from 8 to 512 GPUs" for name, share in kept.items()), sep="\n")
 assert kept["DDP"] > 0.95
 assert 0.85 < kept["FSDP"] < kept["DDP"]
 
@@ -504,7 +504,7 @@ for api in ("ddp", "fsdp2"):
     records = run(step, 2, api, progress=False).records[0]
     issued[api] = records[[record.op for record in records].index("barrier") + 1 :]
     counts = {op: sum(record.op == op for record in issued[api]) for op in dict.fromkeys(r.op for r in issued[api])}
-    print(api, counts)
+    print(f"{api}:", ", ".join(f"{op} {count} times" if count > 1 else f"{op} once" for op, count in counts.items()))
 ratio = sent_bytes(issued["fsdp2"]) / sent_bytes(issued["ddp"])
 print(f"FSDP2 sends {ratio:.2f} times what DDP sends")
 assert (len(issued["ddp"]), len(issued["fsdp2"])) == (1, 17)

@@ -271,7 +271,9 @@ in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
 from fsdp_sim.learn.exercises.sharding.audit_of_shards import PartlySharded
 
 audit = run(checked.use, 2, PartlySharded(((4, 4), (5, 4), (6, 4)), forgotten=(1,)), progress=False, show_output=False)
-print(*(f"rank {rank}: {found}" for rank, found in enumerate(audit)), sep="\n")
+for rank, found in enumerate(audit):
+    whole = ", ".join(found["not sharded"])
+    print(f"rank {rank} keeps {found['kept here']} of {found['parameters']} numbers; {whole} are not sharded")
 assert all(found["not sharded"] == ["1.weight", "1.bias"] for found in audit)
 assert sum(found["kept here"] for found in audit) == audit[0]["parameters"] + 5 * 5
 assert torch.tensor(list(run(
@@ -299,7 +301,7 @@ def counted(api):
 
 
 counts = {api: run(counted, 2, api, progress=False, show_output=False)[0] for api in ("FSDP1", "FSDP2")}
-print(counts, "of", 122 * 61)
+print(*(f"{api}: {count:,} of {122 * 61:,} numbers" for api, count in counts.items()), sep="\n")
 assert counts == {"FSDP1": 3721, "FSDP2": 7442}
 
 # %% [markdown] covers=["pitfall 35", "coverage 004.95"]
@@ -395,7 +397,7 @@ from fsdp_sim.learn.exercises.sharding.moved_before_sharding import Layers as Si
 
 found = run(checked.use, 2, Six(256), progress=False, show_output=False)[0]
 mib = {name: found[name] / 2**20 for name in ("on device first", "sharded first")}
-print({name: f"{value:.2f} MiB" for name, value in mib.items()})
+print(*(f"{name}: {value:.2f} MiB at the peak" for name, value in mib.items()), sep="\n")
 assert 2.1 < mib["on device first"] / mib["sharded first"] < 2.3
 tensors = {"whole, first": by_rows(6, 4, 1), "cut, rank 0": by_rows(6, 4, 2)[:3]}
 owners(tensors, "First on the device: all of it at once, and then the shard; first cut: the shard alone")
@@ -411,7 +413,7 @@ owners(tensors, "First on the device: all of it at once, and then the shard; fir
 
 # %%
 loads_gb = {"every rank loads": 8 * 160, "rank 0 loads": 160}
-print(loads_gb)
+print(*(f"{name}: {size_gb:,} GB in the host's memory" for name, size_gb in loads_gb.items()), sep="\n")
 assert loads_gb["every rank loads"] == 1280
 
 # %% exercise="case_04"

@@ -236,7 +236,7 @@ def at_three_moments():
 
 # %%
 moments = run(at_three_moments, 2, progress=False, show_output=False)[0]
-print("before forward {}, between {}, after backward {}".format(*moments))
+print("before forward {}, between {}, after backward {}".format(*map(", ".join, moments)))
 assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
 
 # %% [markdown]

@@ -295,7 +295,7 @@ by_width = {
     f"width {64 * n}": size_files.units_by_size(size_files.module_of(size_files.gpt(64 * n)), 1_000_000)
     for n in (6, 9, 12, 16)
 }
-print("units at a million, by width:", {name: len(units) for name, units in by_width.items()})
+print("at a million:", ", ".join(f"{len(units)} units at {name}" for name, units in by_width.items()))
 table = tuple((f"{n:,}", f"{found['units']}", f"{found['root']:,}") for n, found in counted.items())
 HTML(viz.Table("GPT-2 of width 768", ("min_num_params", "units", "parameters in the root"), table).to_html())
 

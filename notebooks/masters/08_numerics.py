@@ -494,7 +494,7 @@ def a_step():
 ran = run(a_step, 2, progress=False, show_output=False)
 names, shape, numel = ran[0]
 ops = [record.op for record in ran.records[0]]
-print("state:", names, "of", shape, "on each rank; collectives of the whole step:", ops)
+print(f"state: {', '.join(names)}, of {shape[0]} x {shape[1]} on each rank; the whole step: {', '.join(ops)}")
 assert (names, shape) == (["step", "exp_avg", "exp_avg_sq"], (32, 64))
 assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none of the optimizer
 

@@ -244,7 +244,7 @@ run(save_on_all, 4, folder / "four", progress=False)
 index = dcp.FileSystemReader(folder / "four").read_metadata()
 chunks = index.state_dict_metadata["model.weight"].chunks
 files = {f"file {i}": (chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]) for i, chunk in enumerate(chunks)}
-print(sorted(path.name for path in (folder / "four").iterdir()))
+print(*sorted(path.name for path in (folder / "four").iterdir()), sep="\n")
 assert list(files.values()) == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 # %% [markdown] covers=["pitfall 40", "coverage 001.55"]
@@ -317,7 +317,7 @@ def broadcast():
 
 
 returned = run(broadcast, 2, progress=False)
-print("returned:", returned[1][0], "  in the list:", returned[1][1])
+print(f"returned: {returned[1][0]}; in the list: weight = {returned[1][1]['weight']}")
 assert returned[1] == (None, {"weight": 1})
 
 # %% [markdown]
@@ -330,10 +330,10 @@ assert returned[1] == (None, {"weight": 1})
 # %%
 model = nn.Sequential(nn.Linear(4, 4))
 wrapped = torch.compile(model)  # a wrapper; nothing is compiled before the first call
-print("torch.compile(model):   ", list(wrapped.state_dict()))
-print("get_model_state_dict of it:", list(get_model_state_dict(wrapped)))
+print("torch.compile(model):      ", *wrapped.state_dict())
+print("get_model_state_dict of it:", *get_model_state_dict(wrapped))
 model.compile()  # in place
-print("model.compile():        ", list(model.state_dict()))
+print("model.compile():           ", *model.state_dict())
 assert list(wrapped.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
 assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.weight", "0.bias"]
 

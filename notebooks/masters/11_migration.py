@@ -97,7 +97,9 @@ def after_sharding():
 
 
 same, kind, same_names, has, copied = run(after_sharding, 2, progress=False)[0]
-print(f"the same object: {same}, the same names: {same_names}, its class: {kind}; {has}; deepcopy: {copied}")
+print("the same object" if same else "another object", "the same names" if same_names else "other names", sep=", ")
+print(f"its class: {kind};", ", ".join(f"{name}: {'yes' if there else 'no'}" for name, there in has.items()))
+print(f"deepcopy: {copied}")
 assert (same, same_names, kind) == (True, True, "FSDPSequential")
 assert list(has.values()) == [True, False, False]
 assert "does not support deepcopy" in copied
@@ -245,7 +247,7 @@ viz.timeline(mended_run.timeline, ranks=[0]).titled("Four units, gathered one af
 units = mended_run[0]["units"]
 assert units == 4
 gathers = [record.numel for record in mended_run.records[0] if record.op == "all_gather"]
-print(f"{units} units; forward gathers {gathers[:units]} numbers, one unit after the other")
+print(f"{units} units; forward gathers", *(f"{number:,}" for number in gathers[:units]), "numbers, one after the other")
 assert len(set(gathers)) == 2  # the root, and three blocks of one size
 
 # %% [markdown] covers=["coverage 004.131", "coverage 004.56", "coverage 001.58"]
@@ -301,7 +303,7 @@ assert rosetta["auto_wrap_policy"][0] == "(a loop)"
 assert not any("policy" in name and "wrap" in name for name in now)
 assert (len(arguments), len(now)) == (16, 8)
 replacements = " ".join(where for where, _ in rosetta.values())
-print("of fully_shard's arguments, FSDP1 had nothing like", [name for name in now if name not in replacements])
+print("fully_shard alone has", *(name for name in now if name not in replacements))
 assert all(hasattr(fsdp.FSDPModule, f"set_modules_to_{way}_prefetch") for way in ("backward", "forward"))
 
 # %%
@@ -332,7 +334,9 @@ def parameters_of(api):
 apis = ("use_orig_params=False", "use_orig_params=True", "fully_shard")
 stored = {api: run(parameters_of, 2, api, progress=False) for api in apis}
 for api, (first, second) in stored.items():
-    print(f"{api}\n  rank 0 {first}\n  rank 1 {second}")
+    print(api)
+    for rank, shapes in enumerate((first, second)):
+        print(f"  rank {rank}:", ", ".join(f"{name} {shape}" for name, shape in shapes.items()))
 assert len(stored[apis[0]][0]) == 1
 assert all(len(shape) == 1 for shape in stored[apis[1]][0].values())
 assert stored["fully_shard"][0] == {"0.weight": (2, 6), "0.bias": (2,), "1.weight": (3, 4), "1.bias": (3,)}
@@ -431,7 +435,8 @@ pairs = zip(with_fsdp1[0]["weights"], with_fsdp2[0]["weights"], strict=True)
 apart = max(float((a - b.detach().reshape(a.shape)).abs().max()) for a, b in pairs)
 moved = max(float(w.abs().max()) for w in with_fsdp1[0]["weights"])
 reduced = [[r.dtype for r in ran.records[0] if r.op == "reduce_scatter"] for ran in (with_fsdp1, with_fsdp2)]
-print(f"norms {with_fsdp1[0]['norm']:.3f} and {with_fsdp2[0]['norm']:.3f}; reduce-scatters: {list(map(len, reduced))}")
+print("norms {:.3f} and {:.3f}".format(*(found[0]["norm"] for found in (with_fsdp1, with_fsdp2))))
+print("reduce-scatters: {} and {}".format(*map(len, reduced)))
 assert abs(with_fsdp1[0]["norm"] / with_fsdp2[0]["norm"] - 1) < 0.01
 assert apart < 0.01 * moved
 assert reduced == [["fp32"] * 4] * 2
