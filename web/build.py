@@ -40,6 +40,10 @@ def build(out: Path = OUT, live: bool = True, pages: bool = True) -> Path:
 
         page_parts.write(out)
     live_parts.write(out, files)
+    if live:
+        from web.live import forms  # plotly, whose colours the pages have
+
+        forms.write(out)
     start.write(out, live=live, pages=pages)
     return out
 

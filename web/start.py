@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from string import Template
 
+from web.live import FORMS
 from web.live.calls import call
 
 HERE = Path(__file__).parent
@@ -13,7 +14,9 @@ LINKS = {"course.html": "The course", "labs.html": "Labs", "reference/index.html
 
 def write(out: Path, live: bool, pages: bool) -> None:
     """Write the page; pages that are not there it does not link."""
-    links = [f'<a href="{to}">{name}</a>' for to, name in LINKS.items()] if pages else []
+    there = {f"{name}.html": title for name, title in FORMS.items()} if live else {}
+    there |= LINKS if pages else {}
+    links = [f'<a href="{to}">{name}</a>' for to, name in there.items()]
     text = Template((HERE / "start.html").read_text(encoding="utf-8"))
     page = text.substitute(live="yes" if live else "no", links="\n".join(links))
     (out / "index.html").write_text(page, encoding="utf-8")

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -16,13 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
-from fsdp_sim.diagnose import Blame, CollectiveCost, Diagnosis, diagnose
+from fsdp_sim.diagnose import COLUMNS, CollectiveCost, Diagnosis, cells, diagnose, main_blames, shown, totals
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
-from fsdp_sim.words import harmless, human_ms, percent
-
-LITTLE = 1e-3  # of a step: less is not printed; JSON has every culprit
+from fsdp_sim.words import human_ms, percent
 
 MOST_ROWS = 40  # of the page's table
 
@@ -115,17 +112,8 @@ def _read(traces: Sequence[str], max_gb: float) -> Timeline:
         return read_timeline(list(traces), progress=progress, max_bytes=int(max_gb * 1e9))
 
 
-def _harmless(value: Any) -> Any:
-    """What a diagnosis is made of, with the names that a stranger's trace gives to units made harmless."""
-    if isinstance(value, dict):
-        return {key: _harmless(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_harmless(item) for item in value]
-    return harmless(value) if isinstance(value, str) else value
-
-
 def _print(found: Diagnosis, top: int) -> None:
-    found = msgspec.convert(_harmless(msgspec.to_builtins(found)), Diagnosis)
+    found = shown(found)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")
@@ -141,22 +129,6 @@ def _print(found: Diagnosis, top: int) -> None:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
 
 
-def main_blames(found: Diagnosis) -> list[Blame]:
-    """The culprits to print: all but those that cost next to nothing."""
-    return [blame for blame in found.culprits if blame.idle_s >= LITTLE * found.step_s]
-
-
-def totals(found: Diagnosis) -> list[tuple[str, float]]:
-    """Where the step's time goes, in words and seconds."""
-    return [
-        ("step", found.step_s),
-        ("computing", found.compute_s),
-        ("communicating", found.comm_s),
-        ("exposed: communicating, not computing", found.exposed_s),
-        ("idle: neither", found.idle_s),
-    ]
-
-
 def _totals(found: Diagnosis) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column()
@@ -166,20 +138,6 @@ def _totals(found: Diagnosis) -> Table:
         table.add_row(name, Text(human_ms(seconds), style="bold"), percent(seconds, found.step_s))
     table.add_row("overlap: of communicating, computing too", Text(f"{found.overlap:.0%}", style="bold"), "")
     return table
-
-
-COLUMNS = ("operation", "phase", "times", "in flight", "exposed", "MiB", "Gbit/s", "why")
-
-
-def cells(row: CollectiveCost) -> tuple[str, ...]:
-    """A collective as texts, one for each of `COLUMNS`."""
-    rate = f"{row.bus_gbps:,.0f}" if row.bus_gbps >= 10 else f"{row.bus_gbps:.2g}"
-    return (
-        f"{row.op}({row.unit})" if row.unit else str(row.op),
-        str(row.phase), str(row.times), human_ms(row.total_s), human_ms(row.exposed_s) if row.exposed_s else "",
-        f"{row.bytes / 2**20:,.1f}" if row.bytes else "", rate if row.bus_gbps else "",
-        str(row.culprit or "hidden"),
-    )  # fmt: skip
 
 
 def _collectives(rows: Sequence[CollectiveCost], top: int) -> Table:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.explore import WORTH, counted
+from fsdp_sim.explore import Advice, advice, counted, to_fit
 from fsdp_sim.requests import (
-    Change,
     ExplainResult,
     Failure,
     FitResult,
@@ -20,6 +19,7 @@ from fsdp_sim.requests import (
     TunedPlan,
     TuneResult,
     category_name,
+    change_in_words,
 )
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
@@ -95,13 +95,8 @@ def print_result(result: Result, job: Job) -> None:
         console.print("Why it takes as long:")
         for sentence in result.explanation:
             console.print(f"  - {sentence}", markup=False, soft_wrap=True)
-    if isinstance(result.would_help, list) and result.would_help:
-        console.print("What would help (each simulated, the best first):")
-        _print_list(console, result.would_help)
-    elif isinstance(result.would_help, list) and exposed >= WORTH - 1:
-        console.print(f"None of the changes that were simulated makes it {WORTH - 1:.0%} faster and finds room.")
-    if isinstance(result.would_fit, list):
-        print_changes(console, result.would_fit)
+    for told in advice(result):
+        print_advice(console, told)
 
 
 def print_memory(console: Console, result: Result) -> None:
@@ -120,25 +115,12 @@ def print_memory(console: Console, result: Result) -> None:
     console.print(bars, "")
 
 
-def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """Print what would make it fit."""
-    if not changes:
-        console.print("No change that was simulated makes it fit, alone, in pairs or in threes.")
-        return
-    console.print("What would make it fit (each simulated, the fastest first):")
-    _print_list(console, changes)
-
-
-def _print_list(console: Console, changes: Sequence[Change]) -> None:
+def print_advice(console: Console, told: Advice) -> None:
+    """Print a sentence and the changes that it announces."""
+    sentence, changes = told
+    console.print(sentence)
     for change in changes:
-        fields = " ".join(f"{key}={text_of(value)}" for key, value in change.set.items())
-        edge = "" if change.fit == "fits" else f" ({change.fit}, with what the allocator holds)"
-        console.print(
-            f"  - {change.what}: {human_bytes(change.peak_memory_bytes)}"
-            f"{edge}, {human_ms(change.step_time_s)} a step, "
-            f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+        console.print(f"  - {change_in_words(change)}", soft_wrap=True, markup=False)
 
 
 def print_results(results: Sequence[Result | Failure]) -> None:
@@ -210,7 +192,7 @@ def print_fit(found: FitResult) -> None:
         print_memory(console, found.fits)
     if isinstance(found.too_large, Result):
         console.print(f"The next larger one, {found.next}:")
-        print_changes(console, [] if not isinstance(found.too_large.would_fit, list) else found.too_large.would_fit)
+        print_advice(console, to_fit(found.too_large.would_fit if isinstance(found.too_large.would_fit, list) else ()))
 
 
 def print_explained(found: ExplainResult) -> None:
@@ -273,7 +255,7 @@ def print_tuned(found: TuneResult, job: Job) -> None:
         console.print("\nOf what was simulated nothing beats these in both time and memory:")
         console.print(_plans("changes", [(_settings(one.set) or "none", one, "") for one in found.front]))
     if found.best is None:
-        print_changes(console, found.would_fit)
+        print_advice(console, to_fit(found.would_fit))
     else:
         console.print(
             f"\nThe best plan in words, which viz.explorer(state=...) opens: {found.state}",

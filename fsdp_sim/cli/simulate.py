@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from fsdp_sim.cli.options import NO, WRONG, Command, json_option, option, request_options, schema_option, working
-from fsdp_sim.explore import changes_that_fit, changes_that_help
+from fsdp_sim.explore import answer
 from fsdp_sim.packages import missing
-from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, result_of
+from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import read_bytes
 from fsdp_sim.words import shortened
@@ -55,7 +55,7 @@ def simulate(
     job = resolve(request_of_texts(texts))
     with working(f"simulating {job.model.name}"):
         simulation = job.simulate()
-        result = _answer(job, simulation, request_of_texts({}), explained)
+        result = answer(job, simulation, explained=explained)
     if timeline:
         _check_folder("--timeline", timeline)
         simulation.timeline.to_jsonl(timeline)
@@ -106,17 +106,9 @@ def _one(request: Request | Failure, explained: bool) -> Result | Failure:
         return request
     try:
         job = resolve(request)
-        return _answer(job, job.simulate(), request, explained)
+        return answer(job, job.simulate(), id=request.id, explained=explained)
     except ValueError as error:
         return Failure(error=shortened(str(error)), id=request.id)
-
-
-def _answer(job: Job, simulation: Simulation, request: Request, explained: bool) -> Result:
-    return result_of(
-        simulation, notes=job.notes_of(simulation), id=request.id, explained=explained,
-        changes=lambda: changes_that_fit(job.model, job.cluster, job.plan, **job.options),
-        help=lambda: changes_that_help(job.model, simulation),
-    )  # fmt: skip
 
 
 def _check_folder(option_name: str, path: str) -> None:

@@ -8,8 +8,10 @@ from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis
 from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
+from fsdp_sim.diagnose.shown import COLUMNS, cells, main_blames, shown, totals
 
 __all__ = [
+    "COLUMNS",
     "TIPS",
     "Blame",
     "Cause",
@@ -22,9 +24,13 @@ __all__ = [
     "Links",
     "PathPiece",
     "RunCauses",
+    "cells",
     "chain",
     "critical_path",
     "critical_path_of_run",
     "diagnose",
     "explain",
+    "main_blames",
+    "shown",
+    "totals",
 ]

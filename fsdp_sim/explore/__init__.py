@@ -1,7 +1,8 @@
 """Many simulations for one question: what would make a plan fit, the largest that fits, the best of many, the
 fastest plan."""
 
-from fsdp_sim.explore.changes import WORTH, changes_that_fit, changes_that_help
+from fsdp_sim.explore.answer import Advice, advice, answer, to_fit
+from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.explain_run import Account, Measured, RunExplained, explain_run
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MAY_FIT, MODEL_NAMES, RUNS, front_of, pareto
@@ -27,8 +28,8 @@ __all__ = [
     "MAY_FIT",
     "MODEL_NAMES",
     "RUNS",
-    "WORTH",
     "Account",
+    "Advice",
     "Candidate",
     "LargestFit",
     "Measured",
@@ -38,6 +39,8 @@ __all__ = [
     "Sweep",
     "Tuned",
     "Worth",
+    "advice",
+    "answer",
     "changes_that_fit",
     "changes_that_help",
     "combinations",
@@ -53,6 +56,7 @@ __all__ = [
     "row_of",
     "space_of",
     "table",
+    "to_fit",
     "tune",
     "write_rows",
 ]

@@ -1,9 +1,9 @@
 """Requests to the simulator and its results, as JSON and as the options of a command line."""
 
 from fsdp_sim.requests.from_json import read_requests
-from fsdp_sim.requests.from_texts import request_of_texts, with_job
+from fsdp_sim.requests.from_texts import request_of_texts, with_config, with_job
 from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
-from fsdp_sim.requests.results import category_name, does_not_fit, on_the_edge, result_of
+from fsdp_sim.requests.results import category_name, change_in_words, does_not_fit, on_the_edge, result_of
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -46,6 +46,7 @@ __all__ = [
     "TuneResult",
     "TunedPlan",
     "category_name",
+    "change_in_words",
     "check_blocks",
     "choose_dtypes",
     "does_not_fit",
@@ -55,5 +56,6 @@ __all__ = [
     "request_of_texts",
     "resolve",
     "result_of",
+    "with_config",
     "with_job",
 ]

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from fsdp_sim import configurations
 from fsdp_sim.requests.from_json import convert, decode, read_text
 from fsdp_sim.requests.structs import (
@@ -162,8 +165,26 @@ def model_file(path: str) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
     if isinstance(table, dict) and ("model_type" in table or "flavor" in table.get("model", ())):
-        made = Model.from_config(path)
-        return {f.name: value for f in dataclasses.fields(made) if (value := getattr(made, f.name)) != f.default}
+        return _fields(Model.from_config(path))
     if isinstance(table, dict) and set(table) == {"model"}:
         table = table["model"]
     return given(convert(table, ModelFields, path))
+
+
+def with_config(request: Request, text: str) -> Request:
+    """A request for the model of a Hugging Face ``config.json``, of which the text is given.
+
+    Raises:
+        ValueError: the request names a model already; the text is no such configuration, or a model that is not known.
+    """
+    if request.model is not UNSET:
+        raise ValueError("a model and a configuration are given; give one of them")
+    table = decode(text.encode(), "the config")
+    if not isinstance(table, dict):
+        raise ValueError(f"the config holds {table!r:.40}; a config.json is an object with a model_type")
+    return msgspec.structs.replace(request, model=ModelFields(**_fields(Model.from_config(table))))
+
+
+def _fields(model: Model) -> dict[str, Any]:
+    """Those that are not the default."""
+    return {f.name: value for f in dataclasses.fields(model) if (value := getattr(model, f.name)) != f.default}

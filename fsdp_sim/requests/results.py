@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.words import human_bytes
+from fsdp_sim.spec import text_of
+from fsdp_sim.words import human_bytes, human_ms
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
     "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",
@@ -107,3 +108,13 @@ def category_name(category: str, api: str) -> str:
     """A category of memory in words, for a way to train."""
     names = CATEGORIES if api.startswith("fsdp") else CATEGORIES | WHOLE
     return names.get(category, category)
+
+
+def change_in_words(change: Change) -> str:
+    """A change, what it costs, and the fields that make it."""
+    fields = " ".join(f"{key}={text_of(value)}" for key, value in change.set.items())
+    edge = "" if change.fit == "fits" else f" ({change.fit}, with what the allocator holds)"
+    return (
+        f"{change.what}: {human_bytes(change.peak_memory_bytes)}{edge}, {human_ms(change.step_time_s)} a step, "
+        f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})"
+    )

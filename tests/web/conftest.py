@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from web import live, start
+from web.build import build
 
 NAMES = ["00_start_here", "05_overlap"]
 
@@ -36,6 +37,19 @@ class Quiet(SimpleHTTPRequestHandler):
 def served(pages: Path) -> Iterator[str]:
     """The address of these pages on a server: the start page is none to open as a file."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pages))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the site's live parts, on a server."""
+    try:
+        out = build(tmp_path_factory.mktemp("live") / "site", pages=False)
+    except RuntimeError as error:
+        pytest.skip(f"needs npm, node and what they fetch: {error}")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(out))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -21,9 +21,11 @@ PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.z
 """Of npm's package what a page needs."""
 ROOMS = (
     "words.py", "states.py", "packages.py", "__init__.py", "timeline", "spec", "schedule", "cost", "engine", "diagnose",
-    "simulation", "requests", "forms", "explore", "viz", "learn/__init__.py", "learn/puzzle",
+    "simulation", "configurations", "requests", "forms", "explore", "viz", "learn/__init__.py", "learn/puzzle",
 )  # fmt: skip
 """Of fsdp_sim what is taken along; what imports torch stays behind."""
+FORMS = {"fit": "Will it fit?", "trace": "Why is my step slow?"}
+"""Pages with a form, which `web.live.forms` writes."""
 LEFT_OUT = (".gz", ".csv", ".sbatch", ".css", ".pyc", ".html")
 
 

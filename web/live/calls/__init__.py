@@ -14,6 +14,9 @@ CALLS = {
     "begin": "explorer.begin",
     "see": "explorer.see",
     "step": "steps.step",
+    "fit": "fit.fit",
+    "changes": "fit.changes",
+    "trace": "trace.trace",
 }
 """By the name that a page uses: the file and its function."""
 

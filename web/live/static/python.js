@@ -29,12 +29,15 @@ worker.onmessage = ({ data: { id, ready: now, answer, refused, failed } }) => {
 };
 worker.onerror = (event) => started.reject(new Error(event.message || "the worker could not be loaded"));
 
-/** Ask the worker. Calls are answered in order; `ready` rejecting says why none will be. */
-export function call(name, argument) {
+/** Ask the worker. Calls are answered in order; `ready` rejecting says why none will be.
+ *
+ * Files are read in the worker where they lie; the argument names them as `files`.
+ */
+export function call(name, argument, files = []) {
   return new Promise((resolve, reject) => {
     ready.catch(reject);
     const id = ++last;
     waiting.set(id, { resolve, reject });
-    worker.postMessage({ id, name, argument });
+    worker.postMessage({ id, name, argument, files });
   });
 }

@@ -13,7 +13,8 @@ async function begin() {
   ]);
   const place = python.runPython("import site; site.getsitepackages()[0]");
   python.unpackArchive(ours, "zip", { extractDir: place });
-  return python.runPython("import importlib; importlib.invalidate_caches(); from web.live.calls import call; call");
+  const call = python.runPython("import importlib; importlib.invalidate_caches(); from web.live.calls import call; call");
+  return { call, FS: python.FS };
 }
 
 const ready = begin();
@@ -22,10 +23,23 @@ ready.then(
   (error) => postMessage({ failed: String(error?.message ?? error) }),
 );
 
-onmessage = async ({ data: { id, name, argument } }) => {
+const FILES = "/files";
+
+/** Call with files at hand: they are not copied, and read piece by piece. */
+function withFiles({ call, FS }, name, argument, files) {
+  if (!files.length) return call(name, JSON.stringify(argument));
+  FS.mkdirTree(FILES);
+  FS.mount(FS.filesystems.WORKERFS, { files }, FILES);
   try {
-    const call = await ready;
-    postMessage({ id, ...JSON.parse(call(name, JSON.stringify(argument))) });
+    return call(name, JSON.stringify({ ...argument, files: files.map((file) => `${FILES}/${file.name}`) }));
+  } finally {
+    FS.unmount(FILES);
+  }
+}
+
+onmessage = async ({ data: { id, name, argument, files } }) => {
+  try {
+    postMessage({ id, ...JSON.parse(withFiles(await ready, name, argument, files)) });
   } catch (error) {
     postMessage({ id, failed: String(error?.message ?? error).trim().split("\n").at(-1) });
   }
