@@ -121,7 +121,7 @@ for rank, records in enumerate(done.records):
         where = "between nodes" if len({member // 2 for member in record.members}) > 1 else "in the node"
         groups[where] += 4 * record.numel / 1000 * record.op.startswith(("reduce", "all_reduce"))
     moved[f"rank {rank}"] = groups
-stacks(moved, "The whole gradient stays in the node; half of it crosses.", "kB in collectives, by rank")
+stacks(moved, "The whole gradient stays in the node; half of it crosses", "kB in collectives, by rank")
 
 # %%
 assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
@@ -184,7 +184,7 @@ ways = {
     "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
 }  # fmt: skip
 held = {name: between_steps(*way) for name, way in ways.items()}
-stacks(held, "What is sharded: the optimizer, then gradients, then parameters.", "GB on each of 64 GPUs, at the step")
+stacks(held, "What is sharded: the optimizer, then gradients, then parameters", "GB on each of 64 GPUs, at the step")
 
 # %%
 total = {name: sum(parts.values()) for name, parts in held.items()}
@@ -211,7 +211,7 @@ for reshard, name in ((True, "FULL_SHARD"), (False, "SHARD_GRAD_OP")):
         f"{name}: {moment}": {"of the weight": found[moment] / 1000} for moment in ("before", "between", "after")
     }
 assert [of["of the weight"] for of in moments.values()] == [0.25, 0.25, 0.25, 0.25, 1.0, 0.25]
-stacks(moments, "The two differ only between forward and backward.", "share of the weight on a rank")
+stacks(moments, "The two differ only between forward and backward", "share of the weight on a rank")
 
 # %% [markdown] covers=["coverage 002.9", "coverage 002.10", "coverage 004.128"]
 # `FULL_SHARD` keeps everything sharded but the unit at work. With `SHARD_GRAD_OP` parameters are whole from a unit's
@@ -338,7 +338,7 @@ slowest = checked.use(trace)
 spent = {rank: sum(e.duration_s for e in trace.select(rank=rank).ops if e.op == "ALL_GATHER") for rank in range(8)}
 assert min(spent, key=spent.get) == slowest
 bars = {f"rank {rank}{' (slow)' * (rank == slowest)}": {"in all-gathers": 1e3 * s} for rank, s in spent.items()}
-stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gathers")
+stacks(bars, "Who waits least is the one that is waited for", "ms in all-gathers")
 
 # %% [markdown]
 # ## 7. Choose a plan
@@ -357,7 +357,7 @@ fixed = {
 vary = {
     "shard_size": ["64", "16", "8"], "reshard_after_forward": ["true", "false"], "requires_all_reduce": ["true", "last"]
 }  # fmt: skip
-print("your plan:", answer)
+print("your plan:", ", ".join(f"{name}={value}" for name, value in answer.items()))
 plans = viz.pareto(Sweep(fixed, vary))
 assert [(size, reduces) for _, size, _, reduces, *_ in plans.tables[0].rows[:2]] == [("8", "last")] * 2
 plans.titled("The two fastest shard inside a node, and reduce between nodes once")
