@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fsdp_sim.timeline import Timeline
 
 __all__ = ["Cluster", "Model", "Plan", "Simulation", "Timeline", "simulate", "tune"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
