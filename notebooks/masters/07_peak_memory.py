@@ -96,8 +96,7 @@ for name, setting in settings.items():
     timeline = simulate(layers, cluster, Plan(seq_len=16, **setting)).timeline.select(lambda e: e.is_memory)
     whole = {phase: checked.use(timeline, phase) for phase in ("forward", "backward")}
     standing[name] = {phase: sum("layers" in what for what in of) for phase, of in whole.items()}
-for name, layers_whole in standing.items():
-    print(f"{name}:", ", ".join(f"{number} layers in {phase}" for phase, number in layers_whole.items()))
+    print(f"{name}:", ", ".join(f"{n} layers in {phase}" for phase, n in standing[name].items()))
 assert standing["default"] == {"forward": 3, "backward": 4}
 assert standing["prefetch 2 ahead"]["forward"] == 4
 assert standing["never resharded"] == {"forward": 8, "backward": 7}
@@ -249,8 +248,7 @@ viz.memory_waterfall(long).titled("Recompute the blocks, and more than half of t
 # %% exercise="plan_for_long_rows"
 
 # %%
-chosen = checked.use()
-cards = Cluster("A100-SXM-40GB", gpus=8)
+chosen, cards = checked.use(), Cluster("A100-SXM-40GB", gpus=8)
 others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "activation_checkpointing": None},
           "two rows, kept": chosen | {"micro_batch": 2, "activation_checkpointing": None},
           "kept whole": chosen | {"reshard_after_forward": False},
