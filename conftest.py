@@ -1,8 +1,8 @@
 """What holds for every test and notebook: which of them belong to which command, and what runs first.
 
 In continuous integration (CI=true) a skip is a failure. A test that needs what this machine lacks skips and says why.
-In CI everything it could lack is installed, so there a skip is a hole, but for what no such machine has: a GPU, and a
-second version of torch beside the pinned one.
+In CI everything it could lack is installed, so there a skip is a hole, but for what no such machine has (a GPU, a second
+version of torch beside the pinned one), or need not have (npm).
 """
 
 import os
@@ -54,7 +54,7 @@ FOLDER, SERVER, WARM = pytest.StashKey[Path](), pytest.StashKey[str](), pytest.S
 settings.register_profile("some", deadline=None, max_examples=25)
 settings.register_profile("many", deadline=None, max_examples=100)  # make test-all
 settings.load_profile("some")
-MAY_SKIP = ("needs a GPU", "needs torch 2.")
+MAY_SKIP = ("needs a GPU", "needs torch 2.", "needs npm")
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at

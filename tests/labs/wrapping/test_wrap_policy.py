@@ -75,5 +75,5 @@ def test_an_unknown_class_is_named_with_the_nearest(wrap: str) -> None:
 
 @pytest.mark.parametrize("wrap", ["0", "-5", ""])
 def test_what_no_plan_takes_is_refused_with_the_plans_sentence(wrap: str) -> None:
-    with pytest.raises(ValueError, match=r"Plan\.wrap is .*; it must be 'block' or 'root'"):
+    with pytest.raises(ValueError, match=r"Plan\.wrap is .*; it must be 'block', 'root' or 'embed_block_head'"):
         find_units(empty(GPT), wrap)
