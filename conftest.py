@@ -1,8 +1,8 @@
 """What holds for every test and notebook: which of them belong to which command, and what runs first.
 
 In continuous integration (CI=true) a skip is a failure. A test that needs what this machine lacks skips and says why.
-In CI everything it could lack is installed, so there a skip is a hole, but for what no such machine has (a GPU, a second
-version of torch beside the pinned one), or need not have (npm).
+In CI everything it could lack is installed, so there a skip is a hole, but for what no such machine has (a GPU, a
+second version of torch beside the pinned one), or need not have (npm).
 """
 
 import os

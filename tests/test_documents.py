@@ -29,6 +29,7 @@ PROMISES = {
     "fsdp-sim fit --model llama3-8b": r"micro.batch",
     "fsdp-sim tune --model llama3-8b": r"What each change is worth",
     "fsdp-sim sweep --model llama3-8b": r"GiB",
+    "fsdp-sim explain --model llama3-8b": r"no block is computed again",
     "fsdp-sim program --layers 4": r"all_gather|ALL_GATHER",
     "fsdp-sim validate --leave-out model": r"%",
     "fsdp-sim calibrate": r"Wrote ",
