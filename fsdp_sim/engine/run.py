@@ -177,6 +177,14 @@ class Run:
         return Timeline(header, Columns.joined(parts))
 
     def _times(self, rank: int) -> RankTimes:
+        return self._times_of_all if self.ranks == 1 else self._times_of(rank)
+
+    @cached_property
+    def _times_of_all(self) -> RankTimes:
+        """Those of the one rank that stands for all, which the timelines of a run share."""
+        return self._times_of(0)
+
+    def _times_of(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
         return RankTimes(issued, starts, ends, once(lambda: self.memory_times(rank)[1:]))
