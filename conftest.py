@@ -54,7 +54,7 @@ FOLDER, SERVER, WARM = pytest.StashKey[Path](), pytest.StashKey[str](), pytest.S
 settings.register_profile("some", deadline=None, max_examples=25)
 settings.register_profile("many", deadline=None, max_examples=100)  # make test-all
 settings.load_profile("some")
-MAY_SKIP = ("needs a GPU", "needs torch 2.", "needs npm")
+MAY_SKIP = ("needs npm", "needs a GPU", "needs torch 2.")
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at

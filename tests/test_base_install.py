@@ -37,6 +37,7 @@ DOES = {
     "program": ["--layers", "1"],
     "sweep": [*SMALL, "--vary", "micro_batch=1,2"],
     "fit": SMALL,
+    "explain": [*SMALL, "--step-time-s", "0.1", "--json"],
     "tune": [*SMALL, "--vary", "reshard_after_forward", "--json"],
     "doctor": ["--json"],
     "completion": ["bash"],

@@ -66,8 +66,8 @@ def explain(
     Examples:
       fsdp-sim explain --model llama3-8b --gpu H100 --gpus 8 --seq-len 8192 --plan param_dtype=bf16 \\
           --plan activation_checkpointing=full --tokens-per-s-per-gpu 7600 --peak-gib 60
-      fsdp-sim explain --torchtitan train.toml --gpu H100 --tokens-per-s-per-gpu 5762 --reserved-gib 60
-      fsdp-sim explain --model gpt2-1.5b --gpu A100 --gpus 16 --step-time-s 1.9 --known dtype --json
+      fsdp-sim explain --model llama3-8b --gpu H100 --gpus 64 --tokens-per-s 215000 --reserved-gib 24
+      fsdp-sim explain --model gpt2-1.5b --gpu A100 --gpus 16 --step-time-s 0.3 --known dtype --json
     """
     job = resolve(request_of_texts(dict(with_job(texts))))
     tokens = job.plan.micro_batch * job.plan.seq_len * job.plan.grad_accum
