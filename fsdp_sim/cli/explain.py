@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from rich.console import Console
 
 from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option
-from fsdp_sim.explore import Account, Measured, RunExplained, Suspect, explain_run
+from fsdp_sim.explore import Account, Measured, RunExplained, explain_run
 from fsdp_sim.requests import ExplainResult, Request, RunAccount, request_of_texts, resolve, with_job
 
 SHOWN = 6
@@ -99,7 +99,8 @@ def explain(
 def _result(found: RunExplained, notes: list[str]) -> ExplainResult:
     def told(account: Account) -> RunAccount:
         return RunAccount(
-            what=account.what, names=[suspect.name for suspect in account.by], check=_checks(account.by),
+            what=account.what, names=[suspect.name for suspect in account.by],
+            check=[suspect.check for suspect in account.by],
             likelihood=account.likelihood, step_time_s=account.sim.step_time_s,
             peak_memory_bytes=account.sim.peak_memory_bytes, reserved_memory_bytes=account.sim.memory.reserved_bytes,
             off=account.off,
@@ -112,7 +113,3 @@ def _result(found: RunExplained, notes: list[str]) -> ExplainResult:
         is_explained=found.is_explained, accounts=[told(account) for account in shown], simulations=len(found.accounts),
         decides=None if next_ is None else next_._asdict(), notes=notes,
     )  # fmt: skip
-
-
-def _checks(by: tuple[Suspect, ...]) -> list[str]:
-    return [suspect.check for suspect in by]

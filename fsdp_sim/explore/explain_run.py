@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from fsdp_sim.explore.suspects import Run, Suspect, suspects
+from fsdp_sim.explore.suspects import RunSettings, Suspect, suspects
 from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.words import did_you_mean, human_bytes, human_ms
@@ -69,7 +69,7 @@ class Account:
     """
 
     by: tuple[Suspect, ...]
-    run: Run
+    run: RunSettings
     sim: Simulation
     off: dict[str, float]
     likelihood: float = 0.0
@@ -100,10 +100,15 @@ class NextMeasurement(NamedTuple):
 
 @dataclass(frozen=True)
 class RunExplained:
-    """Accounts of a run, the likeliest first, and what to measure next."""
+    """Accounts of a run, the likeliest first, and what to measure next.
+
+    Attributes:
+        options: of `simulate`, with which all were simulated.
+    """
 
     measured: Measured
     accounts: tuple[Account, ...]
+    options: dict[str, Any]
 
     @property
     def is_explained(self) -> bool:
@@ -115,7 +120,7 @@ class RunExplained:
         """None where there is one account alone, or nothing that could be measured tells the first two apart."""
         if len(self.accounts) < 2:
             return None
-        return next_measurement(self.accounts[0], self.accounts[1], self.measured)
+        return next_measurement(self.accounts[0], self.accounts[1], self.measured, self.options)
 
 
 def explain_run(
@@ -138,7 +143,7 @@ def explain_run(
         >>> found.accounts[0].what
         'no block is computed again: checkpointing is off'
     """
-    asked = Run(model, cluster, plan)
+    asked = RunSettings(model, cluster, plan)
     names = list(dict.fromkeys(suspect.name for suspect in suspects(asked)))
     if unknown := [name for name in known if name not in names]:
         raise ValueError(
@@ -156,11 +161,11 @@ def explain_run(
     most = max(weights)
     shares = [math.exp(weight - most) for weight in weights]
     ranked = [replace(a, likelihood=share / sum(shares)) for a, share in zip(accounts, shares, strict=True)]
-    return RunExplained(measured, tuple(sorted(ranked, key=lambda account: -account.likelihood)))
+    return RunExplained(measured, tuple(sorted(ranked, key=lambda account: -account.likelihood)), options)
 
 
 def _accounts(
-    chosen: Iterable[tuple[Suspect, ...]], asked: Run, measured: Measured, options: dict[str, Any]
+    chosen: Iterable[tuple[Suspect, ...]], asked: RunSettings, measured: Measured, options: dict[str, Any]
 ) -> list[Account]:
     """Of the suspects that this run can have."""
     found = []
@@ -206,13 +211,17 @@ def _weight(account: Account) -> float:
 # -- what to measure next
 
 
-def next_measurement(first: Account, second: Account, measured: Measured) -> NextMeasurement | None:
+def next_measurement(
+    first: Account, second: Account, measured: Measured, options: dict[str, Any]
+) -> NextMeasurement | None:
     """Of the numbers that one can measure of the same run, the one that tells two accounts apart best."""
-    found = [one for one in _measurements(first, second, measured) if one is not None and one.apart > 1]
+    found = [one for one in _measurements(first, second, measured, options) if one is not None and one.apart > 1]
     return max(found, key=lambda one: one.apart, default=None)
 
 
-def _measurements(first: Account, second: Account, measured: Measured) -> Iterable[NextMeasurement | None]:
+def _measurements(
+    first: Account, second: Account, measured: Measured, options: dict[str, Any]
+) -> Iterable[NextMeasurement | None]:
     def of(
         what: str, value: Callable[[Account], float | None], said: Callable[[float], str], deviation: float
     ) -> NextMeasurement | None:
@@ -232,8 +241,7 @@ def _measurements(first: Account, second: Account, measured: Measured) -> Iterab
         ("twice the micro-batch", "micro_batch", 2 * now.micro_batch),
         ("half the sequence", "seq_len", now.seq_len // 2),
     ):
-        new: dict[str, Any] = {name: value}
-        ratio = partial(_ratio, **new)
+        ratio = partial(_ratio, new={name: value}, options=options)
         yield of(f"the step time with {what}, beside that now", ratio, lambda times: f"{times:.2f} times", OF_RATIO)
     yield of(
         "the time that compute waits for communication in a profiled step (fsdp-sim diagnose)",
@@ -241,10 +249,11 @@ def _measurements(first: Account, second: Account, measured: Measured) -> Iterab
     )  # fmt: skip
 
 
-def _ratio(account: Account, /, **new: Any) -> float | None:
+def _ratio(account: Account, new: dict[str, Any], options: dict[str, Any]) -> float | None:
     model, cluster, plan = account.run
     try:
-        changed = simulate(model, cluster, in_short(replace(plan, **new)))
+        changed = simulate(model, cluster, in_short(replace(plan, **new)), **options)
     except ValueError:  # such as a sequence for which the model has no positions
         return None
-    return changed.step_time_s / simulate(model, cluster, in_short(plan)).step_time_s if changed.fits else None
+    now = simulate(model, cluster, in_short(plan), **options)
+    return changed.step_time_s / now.step_time_s if changed.fits else None

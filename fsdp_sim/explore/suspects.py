@@ -19,8 +19,8 @@ SLOWER_COMPUTE = (1.15, 1.4, 2.0)
 RATES = tuple(f.name for f in fields(Gpu) if f.name.endswith(("_flops", "_bytes_per_s")) and "host" not in f.name)
 
 
-class Run(NamedTuple):
-    """What would be simulated."""
+class RunSettings(NamedTuple):
+    """A model, a cluster and a plan, to be simulated together."""
 
     model: Model
     cluster: Cluster
@@ -42,14 +42,14 @@ class Suspect(NamedTuple):
     what: str
     check: str
     prior: float
-    run: Callable[[Run], Run]
+    run: Callable[[RunSettings], RunSettings]
 
 
 def _plan(prior: float, name: str, value: Any, what: str, check: str, **more: Any) -> Suspect:
     return Suspect(name, what, check, prior, lambda r: r._replace(plan=replace(r.plan, **{name: value}, **more)))
 
 
-def suspects(run: Run) -> Iterator[Suspect]:
+def suspects(run: RunSettings) -> Iterator[Suspect]:
     """All that could differ from this run. Not all can be: `replace` refuses what does not go together."""
     model, cluster, plan = run
     yield from _of_memory(plan)
@@ -135,7 +135,7 @@ def _of_numbers(model: Model, plan: Plan) -> Iterator[Suspect]:
     if plan.param_dtype == "bf16" or (plan.param_dtype is None and model.dtype == "bf16"):
         yield Suspect(
             "param_dtype", "weights are gathered and multiplied in fp32", gathered, OFTEN,
-            lambda r: Run(
+            lambda r: RunSettings(
                 replace(r.model, dtype="fp32"), r.cluster, replace(r.plan, param_dtype="fp32", reduce_dtype="fp32")
             ),
         )  # fmt: skip
@@ -150,7 +150,7 @@ def _of_numbers(model: Model, plan: Plan) -> Iterator[Suspect]:
     elif model.dtype == "bf16":
         yield Suspect(
             "dtype", "weights, gradients and the optimizer's states are kept in fp32", kept, OFTEN,
-            lambda r: Run(
+            lambda r: RunSettings(
                 replace(r.model, dtype="fp32"), r.cluster, replace(r.plan, param_dtype=r.plan.param_dtype or "bf16")
             ),
         )  # fmt: skip
@@ -176,8 +176,8 @@ def _of_hardware(cluster: Cluster) -> Iterator[Suspect]:
         )  # fmt: skip
 
 
-def _wire(by: int) -> Callable[[Run], Run]:
-    def slower(run: Run) -> Run:
+def _wire(by: int) -> Callable[[RunSettings], RunSettings]:
+    def slower(run: RunSettings) -> RunSettings:
         name = "inter" if run.cluster.nodes > 1 else "intra"
         link = getattr(run.cluster, f"{name}_link")
         new: dict[str, Any] = {name: replace(link, bytes_per_s=link.bytes_per_s / by)}
@@ -188,8 +188,8 @@ def _wire(by: int) -> Callable[[Run], Run]:
     return slower
 
 
-def _compute(factor: float) -> Callable[[Run], Run]:
-    def slower(run: Run) -> Run:
+def _compute(factor: float) -> Callable[[RunSettings], RunSettings]:
+    def slower(run: RunSettings) -> RunSettings:
         gpu = run.cluster.gpu
         rates = {name: rate / factor for name in RATES if (rate := getattr(gpu, name)) is not None}
         return run._replace(cluster=replace(run.cluster, gpu=replace(gpu, **rates)))

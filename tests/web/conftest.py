@@ -1,6 +1,7 @@
 """Some pages of the site, built once for all files here that one worker runs."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,23 +34,33 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A server of a folder, on this machine alone: its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.fixture(scope="session")
 def served(pages: Path) -> Iterator[str]:
     """The address of these pages on a server: the start page is none to open as a file."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pages))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(pages) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
-def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the site's live parts, on a server."""
+def live_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site without its pages."""
     try:
-        out = build(tmp_path_factory.mktemp("live") / "site", pages=False)
+        return build(tmp_path_factory.mktemp("live") / "site", pages=False)
     except RuntimeError as error:
         pytest.skip(f"needs npm, node and what they fetch: {error}")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(out))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def live_site(live_parts: Path) -> Iterator[str]:
+    """The address of the site's live parts, on a server."""
+    with serving(live_parts) as address:
+        yield address

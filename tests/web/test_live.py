@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from fsdp_sim.viz.explorer.starts import PRESETS
-from web.build import build
 from web.fetch import fetched
 from web.live.calls import call
 
@@ -22,41 +18,21 @@ FSDP1 = "model=gpt2-124m gpu=A100-SXM-80GB gpus=8 micro_batch=4 api=fsdp1"
 LINES = [PRESETS["Llama-3-8B on 8 H100"], PRESETS["Llama-3-70B on 512 H100, HSDP"], FSDP1]
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the site without its pages, on a server of its own."""
-    out = tmp_path_factory.mktemp("live") / "site"
-    try:
-        build(out, pages=False)
-    except RuntimeError as error:
-        pytest.skip(f"needs npm and a network: {error}")
-    assert sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 25e6
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(out))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 @pytest.fixture
-def start(site: str, page: Any) -> Iterator[Any]:
+def start(live_site: str, page: Any) -> Iterator[Any]:
     """The start page, live."""
     page.set_default_timeout(60_000)
     elsewhere: list[str] = []
 
     def only_here(route: Any) -> None:
-        if route.request.url.startswith((site, "blob:", "data:")):
+        if route.request.url.startswith((live_site, "blob:", "data:")):
             route.continue_()
         else:
             elsewhere.append(route.request.url)
             route.abort()
 
     page.route("**/*", only_here)
-    page.goto(site)
+    page.goto(live_site)
     page.get_by_text("Live: the simulator runs in this page.").wait_for()
     yield page
     assert elsewhere == []
@@ -106,6 +82,10 @@ def test_what_is_impossible_is_said_and_the_figure_stays(start: Any) -> None:
     start.locator("#words .refused").wait_for()
     assert "makes ranks differ, which takes numpy" in start.locator("#words").inner_text()
     assert "The figure still shows the last plan that works: model=llama3-8b" in start.locator("#words").inner_text()
+
+
+def test_the_live_parts_are_less_than_25_mb(live_parts: Path) -> None:
+    assert sum(path.stat().st_size for path in live_parts.rglob("*") if path.is_file()) < 25e6
 
 
 def test_what_was_fetched_and_is_another_file_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from string import Template
 from fsdp_sim.spec import Model, gpu_names
 from fsdp_sim.viz import theme
 from web.live import FORMS
+from web.live.colours import colours
 
 HERE = Path(__file__).parent / "pages"
 
@@ -18,15 +19,13 @@ HERE = Path(__file__).parent / "pages"
 def write(out: Path) -> None:
     """Write both pages into the folder of a site that has the live parts."""
     outer = Template((HERE / "page.html").read_text(encoding="utf-8"))
-    colours = {str(category): [kind.color, kind.hatched] for category, kind in theme.MEMORY.items()}
+    memory = {str(category): [kind.color, kind.hatched] for category, kind in theme.MEMORY.items()}
     words = {
         "gpus": _options(gpu_names(), "H100-SXM-80GB"),
         "models": _options(Model.presets()),
-        "colours": json.dumps(colours),
-        "ink": theme.INK, "paper": "#FFFFFF", "muted": theme.MUTED, "rule": theme.RULE, "limit": theme.LIMIT,
-        "dark_ink": theme.DARK_INK, "dark_paper": theme.DARK_PAPER, "accent": theme.FORWARD.color,
-        "dark_accent": theme.ALL_GATHER.color,
-    }  # fmt: skip
+        "memory": json.dumps(memory),
+        "colours": colours(),
+    }
     for name, title in FORMS.items():
         inner = Template((HERE / f"{name}.html").read_text(encoding="utf-8")).substitute(words)
         text = outer.substitute(words, name=name, title=title, main=inner)

@@ -36,6 +36,5 @@ class Figures:
         """Write what draws them: plotly.js, and the light and the dark template."""
         if not self.seen:
             return
-        templates = {"light": theme.LIGHT.to_plotly_json(), "dark": theme.DARK.to_plotly_json()}
-        text = f"const TEMPLATES = {json.dumps(templates)};\n{plotly_js.source(self.seen)}"
+        text = f"const TEMPLATES = {json.dumps(theme.TEMPLATES)};\n{plotly_js.source(self.seen)}"
         (self.folder / "plotly.js").write_text(text, encoding="utf-8")

@@ -13,7 +13,6 @@ from typing import Any
 CALLS = {
     "begin": "explorer.begin",
     "see": "explorer.see",
-    "step": "steps.step",
     "fit": "fit.fit",
     "changes": "fit.changes",
     "trace": "trace.trace",

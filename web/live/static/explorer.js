@@ -1,4 +1,5 @@
 // The explorer of the start page. What it shows at first was drawn when the site was built; then Python answers.
+import { element, paragraph } from "./page.js";
 import { Refused, call, ready } from "./python.js";
 
 const $ = (id) => document.getElementById(id);
@@ -7,12 +8,6 @@ const begun = await (await fetch(new URL("./first.json", import.meta.url))).json
 let shown = begun.first; // the last plan that works
 let asked = null; // what is to be asked next: only the latest counts
 let busy = false;
-
-function make(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
 
 function draw() {
   const narrow = $("figure").clientWidth < 600;
@@ -28,32 +23,33 @@ function draw() {
 function control(setting) {
   const read = setting.options.map(([text]) => text);
   const move = (at) => ask({ key: setting.key, option: setting.options[at][1] });
-  let field;
+  let field, beside;
   if (setting.form === "menu") {
-    field = make("select", {}, ...read.map((text) => make("option", { textContent: text })));
+    field = element("select", {}, ...read.map((text) => element("option", {}, text)));
     field.selectedIndex = setting.at;
     field.onchange = () => move(field.selectedIndex);
   } else if (setting.form === "check") {
-    field = make("input", { type: "checkbox", checked: setting.at === 1 });
+    field = element("input", { type: "checkbox" });
     // Of a box, on is what is ticked: it may be the first option.
     const on = read.indexOf("on");
     field.checked = setting.at === on;
     field.onchange = () => move(field.checked ? on : 1 - on);
   } else {
-    field = make("input", { type: "range", min: 0, max: read.length - 1, step: 1, value: setting.at });
-    const now = make("output", { textContent: read[setting.at] });
-    field.setAttribute("aria-valuetext", read[setting.at]);
-    field.oninput = () => {
+    field = element("input", { type: "range", min: 0, max: read.length - 1, step: 1, value: setting.at });
+    const now = element("output", {});
+    const tell = () => {
       now.textContent = read[field.value];
       field.setAttribute("aria-valuetext", read[field.value]);
+    };
+    tell();
+    field.oninput = () => {
+      tell();
       move(Number(field.value));
     };
-    field.dataset.key = setting.key;
-    return make("label", { className: "control", title: setting.help }, make("span", { textContent: setting.label }),
-      make("span", { className: "slider" }, field, now)); // prettier-ignore
+    beside = element("span", { class: "slider" }, field, now);
   }
   field.dataset.key = setting.key;
-  return make("label", { className: "control", title: setting.help }, make("span", { textContent: setting.label }), field);
+  return element("label", { class: "control", title: setting.help }, element("span", {}, setting.label), beside ?? field);
 }
 
 /** The controls anew, where what they offer or say has changed; what has the focus keeps it. */
@@ -72,18 +68,17 @@ function showControls() {
 
 function say() {
   $("numbers").replaceChildren(...shown.numbers.map(([name, text]) =>
-    make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: text, className: name === "peak memory" && !shown.fits ? "bad" : "" })))); // prettier-ignore
+    element("div", {}, element("dt", {}, name), element("dd", name === "peak memory" && !shown.fits ? { class: "bad" } : {}, text)))); // prettier-ignore
   const [headline, memory, why, ...remarks] = shown.sentences;
   $("words").replaceChildren(
-    make("p", {}, make("b", { textContent: headline })),
-    make("p", { textContent: memory, className: shown.fits ? "" : "refused" }),
-    make("p", { textContent: why }),
-    ...remarks.map((text) => make("p", { textContent: text, className: "remark" })),
+    paragraph(element("b", {}, headline)),
+    element("p", shown.fits ? {} : { class: "refused" }, memory),
+    paragraph(why),
+    ...remarks.map((text) => element("p", { class: "remark" }, text)),
   );
   $("legend").innerHTML = shown.legend;
   $("seen").classList.remove("stale");
-  const line = make("a", { href: `#${encodeURIComponent(shown.line)}` });
-  history.replaceState(null, "", line.hash);
+  history.replaceState(null, "", `#${encodeURIComponent(shown.line)}`);
   const start = Object.values(begun.starts).indexOf(shown.line);
   $("start").selectedIndex = start + 1;
   const cells = [
@@ -99,8 +94,8 @@ function say() {
 function refuse(error) {
   const text = error instanceof Refused ? `Impossible: ${error.message}.` : `The simulator stopped: ${error.message}`;
   $("words").replaceChildren(
-    make("p", { textContent: text, className: "refused" }),
-    make("p", { textContent: `The figure still shows the last plan that works: ${shown.line}` }),
+    element("p", { class: "refused" }, text),
+    paragraph(`The figure still shows the last plan that works: ${shown.line}`),
   );
   $("seen").classList.add("stale");
 }
@@ -137,7 +132,7 @@ async function copy(button, text) {
   setTimeout(() => (button.textContent = before), 1500);
 }
 
-$("start").append(make("option", { textContent: "this plan" }), ...Object.keys(begun.starts).map((name) => make("option", { textContent: name })));
+$("start").append(...["this plan", ...Object.keys(begun.starts)].map((name) => element("option", {}, name)));
 $("start").onchange = () => {
   const line = Object.values(begun.starts)[$("start").selectedIndex - 1];
   if (line) ask({ line, ends: null });

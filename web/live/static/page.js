@@ -1,4 +1,4 @@
-// What the forms share: elements made of text alone, so that nothing that a file says becomes a part of the page.
+// What the pages share: elements made of text alone, so that nothing that a file says becomes a part of the page.
 
 /** An element with children; a text becomes text. */
 export function element(tag, attributes, ...children) {

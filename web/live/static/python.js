@@ -1,7 +1,7 @@
 // The page's side of the worker.
 //
 //   import { call, ready } from "./live/python.js";
-//   const answer = await call("step", { line: "model=gpt2-124m gpus=8" });   // what the function of web/live/calls returns
+//   const answer = await call("see", { line: "model=gpt2-124m gpus=8" });   // what the function of web/live/calls returns
 //
 // A call that is refused throws a `Refused`, whose message is a sentence for the reader.
 
