@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations import accelerate, deepspeed, trainer, trl
+from fsdp_sim.configurations import accelerate, deepspeed, torchtitan, trainer, trl
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
@@ -19,6 +19,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "deepspeed": deepspeed.read,
     "trainer": trainer.read,
     "trl": trl.read,
+    "torchtitan": torchtitan.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
@@ -110,8 +111,6 @@ def format_of(tree: Mapping[str, Any], where: str) -> str:
         return any(sign in tree for sign in schema.signs) or _nested(tree, schema) is not tree
 
     possible = [name for name in FORMATS if is_possible(name)]
-    if isinstance(model := tree.get("model"), Mapping) and "flavor" in model:
-        raise ValueError(f"{where} is torchtitan's; give it as torchtitan, not as config")
     if not possible:
         keys = shortened(", ".join(map(str, tree)), 200) or "none"
         raise ValueError(
@@ -167,8 +166,8 @@ def _unsaid(said: Said, given: Mapping[str, Any], file: str) -> list[str]:
 
 def _model(said: Said, folder: Path) -> tuple[str | None, str | None]:
     """The preset that a model's name means, and the ``config.json`` in its folder."""
-    if said.model is None:
-        return None, None
+    if said.model is None or said.model_file is not None:
+        return None, said.model_file
     for base in (folder / said.model, Path(said.model)):
         if (base / "config.json").is_file():
             return None, str(base / "config.json")

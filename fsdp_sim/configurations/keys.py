@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from fsdp_sim.spec import torchtitan_keys
 from fsdp_sim.words import did_you_mean, nearest, shortened
 
 TOP = "top"
@@ -102,6 +103,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "words": ("words", _words),
     "table": ("a table", _table),
     "list": ("a list", _list),
+    "any": ("a value", lambda value: value),  # which the reader itself checks
 }
 
 
@@ -158,6 +160,7 @@ class Schema(NamedTuple):
         sections: by dotted name; `TOP` is the file's own.
         prefixes: of a section's keys, which may be left out.
         alone: a section that a file of its own may hold.
+        earlier: keys of earlier versions, by dotted name, and what this version calls them.
     """
 
     name: str
@@ -168,6 +171,7 @@ class Schema(NamedTuple):
     sections: dict[str, dict[str, Key]]
     prefixes: dict[str, str]
     alone: str
+    earlier: dict[str, str]
 
     @property
     def understood(self) -> int:
@@ -185,11 +189,14 @@ def schema_of(name: str) -> Schema:
     table = tomllib.loads(files("fsdp_sim.configurations").joinpath(f"{name}.toml").read_text())
     sections: dict[str, dict[str, Key]] = {TOP: {}}
     prefixes: dict[str, str] = {}
+    earlier: dict[str, str] = {}
     for included in table.get("include", ()):
         other = schema_of(included)
         sections |= {section: {**sections.get(section, {}), **keys} for section, keys in other.sections.items()}
         prefixes |= other.prefixes
-    for section, of in table.get("keys", {}).items():
+        earlier |= other.earlier
+    of_spec = torchtitan_keys() if name == "torchtitan" else {}
+    for section, of in (*of_spec.items(), *table.get("keys", {}).items()):
         keys = sections.setdefault(section, {})
         keys |= {key: Key() for key in of.get("beside", ())}
         keys |= {key: Key(**value) for key, value in of.get("read", {}).items()}
@@ -198,7 +205,7 @@ def schema_of(name: str) -> Schema:
             prefixes[section] = of["prefix"]
     return Schema(
         table["name"], table["package"], table["source"], tuple(table.get("signs", ())), table.get("calls", {}),
-        sections, prefixes, table.get("alone", ""),
+        sections, prefixes, table.get("alone", ""), earlier | table.get("earlier", {}),
     )  # fmt: skip
 
 
@@ -236,6 +243,8 @@ class Keys:
                 self.add(dotted, value)
             elif name in known:
                 self._take(dotted, known[name], value)
+            elif dotted in self.schema.earlier:
+                self._take_earlier(dotted, value)
             elif dotted in self.schema.sections:
                 if value is not None:
                     raise self.wrong(dotted, value, "a table")
@@ -247,6 +256,12 @@ class Keys:
                     f"{self.where}: {owner} has no key {shortened(str(written), MOST_SHOWN)}; "
                     f"{did_you_mean(str(written), names, 'it has')}"
                 )
+
+    def _take_earlier(self, dotted: str, value: Any) -> None:
+        now = self.schema.earlier[dotted]
+        section, _, name = now.rpartition(".")
+        self._take(now, self.schema.sections[section or TOP][name], value)
+        self.remarks.append(f"{dotted} of {self.file} is an earlier version's; {self.schema.package} calls it {now}.")
 
     def _take(self, dotted: str, key: Key, value: Any) -> None:
         if dotted in self.given:

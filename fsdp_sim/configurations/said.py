@@ -28,12 +28,17 @@ class Asked:
 
 @dataclass
 class Said:
-    """Fields of `Plan`, `Cluster` and `Model`, and the model's name or folder, as a configuration says them."""
+    """Fields of `Plan`, `Cluster` and `Model`, and the model's name or folder, as a configuration says them.
+
+    Attributes:
+        model_file: a file that has the model's dimensions, where the reader itself knows it.
+    """
 
     plan: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     dims: dict[str, Any] = field(default_factory=dict)
+    model_file: str | None = None
 
 
 def dtype_of(name: str) -> str:

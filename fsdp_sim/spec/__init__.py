@@ -32,7 +32,7 @@ from fsdp_sim.spec.plan import (
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
-from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_text, plan_of_job
+from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_text, model_of_flavor, plan_of_job, torchtitan_keys
 
 __all__ = [
     "DTYPE_BYTES",
@@ -69,6 +69,7 @@ __all__ = [
     "joined_qkv",
     "link",
     "link_names",
+    "model_of_flavor",
     "number",
     "one_of",
     "param_shapes",
@@ -83,6 +84,7 @@ __all__ = [
     "text",
     "text_of",
     "toml_or_json",
+    "torchtitan_keys",
     "value_of",
     "whole",
 ]

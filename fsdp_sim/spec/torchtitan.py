@@ -70,6 +70,16 @@ READ: dict[str, dict[str, Key]] = {
 }
 
 
+def torchtitan_keys() -> dict[str, dict[str, Any]]:
+    """All keys, by section: ``read`` with their defaults, ``only`` one value of which is simulated, and ``beside``."""
+    found: dict[str, dict[str, Any]] = {}
+    for section, of in tables(KEYS).items():
+        read = {name: {"takes": "any", "default": key.default} for name, key in READ.get(section, {}).items()}
+        only = {name: {"takes": "any"} for name in of.get("only", {})}
+        found[section] = {"beside": of.get("beside", []), "read": read, "only": only}
+    return found
+
+
 def is_torchtitan(table: object) -> bool:
     """Whether a TOML is torchtitan's: its model has a flavor."""
     model = table.get("model") if isinstance(table, Mapping) else None

@@ -17,7 +17,13 @@ from fsdp_sim.forms.accelerate import SAID
 from fsdp_sim.requests import request_of_texts, resolve
 
 HERE = Path(__file__).parent
-CASES = tomllib.loads((HERE / "cases.toml").read_text())["case"]
+CASES = [
+    # configurations of our own in the shapes that people use, and what each must give: of the plan the fields that are
+    # compared, of the cluster all
+    case
+    for path in sorted((HERE / "cases").glob("*.toml"))
+    for case in tomllib.loads(path.read_text())["case"]
+]
 
 
 def written(tmp_path: Path, case: dict) -> Path:
