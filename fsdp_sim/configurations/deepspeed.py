@@ -7,6 +7,7 @@ Source: deepspeed 0.19.8, `deepspeed.runtime.config.DeepSpeedConfig` (`_set_batc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdp_sim.configurations.keys import Keys, schema_of
@@ -102,15 +103,23 @@ def deepspeed_of(
     """
     where, tree = f"deepspeed of {outer.file}", given
     if isinstance(given, str):
-        where = str(asked.folder / given)
+        where = str(_found(asked.folder, given))
         try:
             tree = tree_of(text_of_file(where), where, ".json")
         except OSError as error:
-            raise ValueError(f"{outer.where}: the DeepSpeed file {where} cannot be read: {error.strerror}") from None
+            raise ValueError(
+                f"{outer.where}: the DeepSpeed file {where} cannot be read: {error.strerror}; put it there"
+            ) from None
     keys = Keys(schema_of("deepspeed"), tree, where)  # type: ignore[arg-type]
     plan = _plan(keys, asked, cluster, auto)
     outer.remarks += [*keys.sentences, *keys.remarks]
     return plan
+
+
+def _found(folder: Path, given: str) -> Path:
+    """A path in a file: from the file's folder, or from one of those above, from which its program is started."""
+    places = [folder, *folder.resolve().parents[:4], Path()]
+    return next((place / given for place in places if (place / given).is_file()), folder / given)
 
 
 def _plan(keys: Keys, asked: Asked, cluster: dict[str, Any], auto: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations import accelerate, deepspeed, torchtitan, trainer, trl
+from fsdp_sim.configurations import accelerate, axolotl, deepspeed, llamafactory, torchtitan, trainer, trl
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
@@ -20,6 +20,8 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "trainer": trainer.read,
     "trl": trl.read,
     "torchtitan": torchtitan.read,
+    "axolotl": axolotl.read,
+    "llamafactory": llamafactory.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")

@@ -92,6 +92,12 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
+def _empty(value: Any) -> list[Any]:
+    if value not in ([], (), ""):
+        raise Wrong
+    return []
+
+
 KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "bool": ("True or False", _flag),
     "whole": ("a whole number", lambda value: _whole(value, -(2**62))),
@@ -103,6 +109,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "words": ("words", _words),
     "table": ("a table", _table),
     "list": ("a list", _list),
+    "empty": ("an empty list", _empty),
     "any": ("a value", lambda value: value),  # which the reader itself checks
 }
 
@@ -302,7 +309,8 @@ class Keys:
             return self.given[dotted]
         if key.default is not None:
             self.defaults[dotted] = key.default
-        return key.default
+            return converted(key.takes, key.default)
+        return None
 
     def below(self, section: str) -> Iterator[str]:
         """The keys of a section that are given."""

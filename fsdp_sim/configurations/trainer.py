@@ -60,13 +60,24 @@ def plan_of_arguments(
     if keys["torch_compile"]:
         plan["compile"] = True
         keys.remarks.append(f"{keys.file} compiles the whole model; here each block is compiled.")
-    if keys["tf32"]:
+    if keys["tf32"] and mixed != "no":
+        keys.remarks.append(f"tf32 of {keys.file} changes nothing of matmuls in {mixed}.")
+    elif keys["tf32"]:
         plan["float32_matmul_precision"] = "high"
     if mixed == "no":
         keys.remarks.append(
             f"{keys.file} computes in the dtype in which the model is loaded: fp32, unless model_dtype says another."
         )
     return plan
+
+
+def say_who_shards(keys: Keys, plan: dict[str, Any]) -> None:
+    """Where the arguments do not shard, the command that starts them may."""
+    if plan["api"] == "ddp":
+        keys.remarks.append(
+            f"{keys.file} itself does not shard, and so it is DDP; if accelerate launch starts it with a file that "
+            f"does, give --api and what else that file says beside this one."
+        )
 
 
 def _checkpoints(keys: Keys) -> bool:

@@ -7,8 +7,9 @@ its siblings, `trl.trainer.model_config.ModelConfig`. The rest is `fsdp_sim.conf
 from __future__ import annotations
 
 from fsdp_sim.configurations.keys import Keys
+from fsdp_sim.configurations.loaded import dims_of, lora_plan
 from fsdp_sim.configurations.said import Asked, Said, dtype_of
-from fsdp_sim.configurations.trainer import plan_of_arguments
+from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 
 
 def read(keys: Keys, asked: Asked) -> Said:
@@ -16,25 +17,18 @@ def read(keys: Keys, asked: Asked) -> Said:
     plan = said.plan | {"seq_len": keys["max_length"]}
     if "beta" in keys and ("max_prompt_length" in keys or "loss_type" in keys or "precompute_ref_log_probs" in keys):
         keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
-    dtype = keys["dtype"]
-    if dtype == "auto":
-        keys.remarks.append(f"dtype of {keys.file} is that of the checkpoint; fp32, unless model_dtype says another.")
-    elif not (plan["api"].startswith("fsdp") and plan["param_dtype"]):  # there Accelerate keeps fp32 parameters
-        said.dims["dtype"] = dtype_of(dtype)
     if keys["attn_implementation"] == "eager":
         plan["attention_impl"] = "math"
     if keys["use_peft"]:
-        plan["lora_rank"] = keys["lora_r"]
-        named = keys["lora_target_modules"]
-        if named in (None, ("all-linear",)):
-            plan["lora_targets"] = "all-linear"
-        else:
-            plan["lora_targets"] = named
-        if named is None:
-            keys.remarks.append(f"{keys.file} leaves the targets of LoRA to peft; taken to be all linear layers.")
+        plan |= lora_plan(keys, keys["lora_r"], keys["lora_target_modules"], "lora_target_modules")
     if keys["load_in_4bit"]:
         if not keys["use_peft"]:
             raise keys.wrong("load_in_4bit", True, "False", "weights of four bits are trained by LoRA alone: use_peft")
         plan["base_quantization"] = keys["bnb_4bit_quant_type"] + "_double_quant" * keys["use_bnb_nested_quant"]
+    if keys["dtype"] == "auto":
+        keys.remarks.append(f"dtype of {keys.file} is that of the checkpoint; fp32, unless model_dtype says another.")
+    else:
+        said.dims = dims_of(keys, plan, dtype_of(keys["dtype"]))
+    say_who_shards(keys, plan)
     said.plan = plan
     return said
