@@ -24,17 +24,8 @@ EXTRAS = {
     "trainers": ("accelerate", "lightning_fabric"),
     "explore": ("pandas", "scipy"),
     "configurations": ("yaml",),
-    "course": (
-        "plotly",
-        "pygments",
-        "anywidget",
-        "traitlets",
-        "ipywidgets",
-        "IPython",
-        "ipykernel",
-        "jupyterlab",
-        "jupytext",
-    ),
+    "figures": ("plotly", "pygments", "anywidget"),
+    "course": ("traitlets", "ipywidgets", "IPython", "ipykernel", "jupyterlab", "jupytext"),
     "bpe": ("tiktoken",),
     "tensorboard": ("tensorboard",),
     "huggingface": ("transformers",),
@@ -42,7 +33,7 @@ EXTRAS = {
     "dev": ("kaleido",),
 }
 """The names that are imported, by the extra of pyproject.toml that brings them."""
-LEARNERS = ("mini", "labs", "trainers", "explore", "configurations", "course")
+LEARNERS = ("mini", "labs", "trainers", "explore", "configurations", "figures", "course")
 """The extras that `make setup` installs; `make dev` installs all."""
 
 

@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import fsdp_sim
 from fsdp_sim import setup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,6 +145,16 @@ def test_make_and_setup_agree_on_which_python_will_do():
 
     assert will_do.groups() == (str(setup.OLDEST_PYTHON), str(setup.FIRST_UNTRIED_PYTHON))
     assert PROJECT["requires-python"] == ">={}.{}".format(*setup.OLDEST_PYTHON)
+
+
+def test_the_first_cell_installs_this_version_with_all_that_the_course_needs_besides_jupyter():
+    """Colab has Jupyter, and breaks where another version of its kernel or widgets is installed."""
+    master = (ROOT / "notebooks" / "masters" / "00_start_here.py").read_text()
+    (asked,) = map(Requirement, re.findall(r'"(fsdp-sim\[.*?)"', master))
+    (extras,) = re.findall(r"^fsdp-sim\[(.*)\]$", "\n".join(PROJECT["optional-dependencies"]["course"]), re.MULTILINE)
+
+    assert str(asked.specifier) == f"=={fsdp_sim.__version__}"
+    assert asked.extras == set(extras.split(","))
 
 
 @pytest.mark.parametrize("module", ["fsdp_sim", "labs"])

@@ -16,6 +16,17 @@
 # Four processes train one model together, and a third of the time they wait. In ten minutes you know what they
 # wait for, you have made half of it disappear, and you said beforehand by how much. You need no GPU.
 
+# %% tags=["hide-input", "remove-cell"] slideshow={"slide_type": "skip"}
+# Google Colab has none of this yet: there this cell installs it. Everywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    course = "fsdp-sim[labs,explore,figures,trainers,configurations]==0.2.0"  # a wheel that lies here, or the index's
+    get_ipython().run_line_magic("pip", f"install --quiet --find-links . '{course}'")
+    from fsdp_sim.cli.course_files import bring_labs
+
+    bring_labs()
+
 # %%
 from fsdp_sim import viz
 from fsdp_sim.learn import board, check, hint, in_torch, predict, solution  # noqa: F401
