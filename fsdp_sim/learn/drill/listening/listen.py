@@ -1,0 +1,76 @@
+"""`listen(name, said)`: which points of a spoken question an answer makes, and by which words."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from string import ascii_lowercase
+
+from fsdp_sim.learn.drill.listening.pattern import Pattern, pattern
+from fsdp_sim.learn.drill.listening.words import Word, read
+from fsdp_sim.learn.drill.spoken import spoken
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Words of an answer: their text, and where they stand in it, in characters."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What was heard in an answer.
+
+    Attributes:
+        made: the points that were made, by their places, each with the words that made it.
+        against: points of which the contrary was said, each with the words.
+    """
+
+    made: Mapping[int, Quote]
+    against: Mapping[int, Quote]
+
+
+@functools.cache
+def patterns() -> dict[str, dict[str, tuple[Pattern, ...]]]:
+    """The patterns of each point of each spoken question, by its letter; ``a!`` is what speaks against point a.
+
+    Raises:
+        ValueError: a point has none, or there are patterns of what is no point.
+    """
+    text = (files("fsdp_sim.learn.drill.listening") / "heard.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    for name, source in spoken().items():
+        points = set(ascii_lowercase[: len(source.points)])
+        if points != {key for key in table.get(name, ()) if not key.endswith("!")}:
+            raise ValueError(f"{name}: heard.toml needs patterns for the points {', '.join(sorted(points))}")
+    return {
+        name: {point: tuple(map(pattern, lines)) for point, lines in points.items()} for name, points in table.items()
+    }
+
+
+def listen(name: str, said: str) -> Heard:
+    """Which points of a spoken question an answer makes.
+
+    Args:
+        name: of the question.
+        said: the answer, as it was typed; its first 6,000 characters are read.
+    """
+    words, of = read(said), patterns()[name]
+    found = {key: quote for key, lines in of.items() if (quote := _first(lines, words, said))}
+    against = {ascii_lowercase.index(key[0]): quote for key, quote in found.items() if key.endswith("!")}
+    made = {ascii_lowercase.index(key): quote for key, quote in found.items() if not key.endswith("!")}
+    return Heard({place: quote for place, quote in sorted(made.items()) if place not in against}, against)
+
+
+def _first(lines: tuple[Pattern, ...], words: list[Word], said: str) -> Quote | None:
+    for line in lines:
+        if spot := line.find(words):
+            start, end = words[spot.first].start, words[spot.last].end
+            return Quote(said[start:end], start, end)
+    return None

@@ -1,0 +1,113 @@
+"""`read(text)`: an answer as `Word`s: stems, with where each stands, what it is denied by, and where sentences end."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from dataclasses import dataclass
+
+from fsdp_sim.learn.drill.listening.vocabulary import base_forms, spellings, vocabulary
+
+MAX_LENGTH = 6000
+"""Characters of an answer that are read: two minutes of fast talk are 2,500."""
+SENTENCE = 5
+"""Words that the end of a sentence counts for, where words must stand near each other."""
+CLOSE, LONG = 0.87, 8
+"""How alike a misspelt word must be, and how long, to be taken for one of the vocabulary."""
+NUMERALS = dict(zip("zero one two three four five six seven eight nine ten twelve".split(), [*range(11), 12], strict=True))
+_WORD = re.compile(r"[a-z][a-z0-9_]*|\d+(?:,\d{3})*(?:\.\d+)?(?:/[a-z0-9]+)?|[%+]|[.?!;](?=\s|$)|[,:()\u2013\u2014]")
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of an answer.
+
+    Attributes:
+        stem: what it is compared by.
+        start, end: where it stands in the text, in characters.
+        place: how far it is from the first word; ends of sentences count too.
+        sentence: in which sentence, from 0.
+        denied: it is within reach of a "not".
+    """
+
+    stem: str
+    start: int
+    end: int
+    place: int
+    sentence: int
+    denied: bool
+
+
+@functools.cache
+def stem(word: str) -> str:
+    """The stem of a word in lower case: ``gathers``, ``gathered`` and ``gathering`` have one."""
+    import snowballstemmer
+
+    word = base_forms().get(word, word)
+    if not word.isalpha() or len(word) < 3:
+        return word.strip("_")
+    return str(snowballstemmer.stemmer("english").stemWord(word))
+
+
+@functools.cache
+def known_words() -> frozenset[str]:
+    """The long words of the vocabulary, among which a misspelt one is looked for."""
+    found = re.findall(r"[a-z]+", " ".join([*vocabulary().concepts.values(), *vocabulary().irregular.values()]))
+    return frozenset(word for word in found if len(word) >= LONG - 1)
+
+
+def _mended(word: str) -> str:
+    if len(word) < LONG or not word.isalpha() or stem(word) in {stem(known) for known in known_words()}:
+        return word
+    near = difflib.get_close_matches(word, known_words(), 1, CLOSE)
+    return near[0] if near else word
+
+
+def spelt(text: str) -> tuple[str, list[int]]:
+    """The text in lower case and with one spelling, and for each of its characters where that was in the original."""
+    text = text[:MAX_LENGTH].lower()
+    places = list(range(len(text) + 1))
+    for pattern, word in spellings():
+        parts, kept, last = [], [], 0
+        for found in pattern.finditer(text):
+            new = found.expand(word)
+            parts += [text[last : found.start()], new]
+            at = places[found.start()]
+            kept += places[last : found.start()] + [at] * (len(new) - 1) + [places[found.end() - 1]] * bool(new)
+            last = found.end()
+        text, places = "".join([*parts, text[last:]]), kept + places[last:]
+    return text, places
+
+
+def read(text: str) -> list[Word]:
+    """The words of an answer, in order."""
+    plain, places = spelt(text)
+    rules = vocabulary().negation
+    deny = [tuple(phrase.split()) for phrase in rules.deny]
+    words: list[Word] = []
+    raw: list[str] = []
+    place = sentence = 0
+    denied_until = -1
+    for found in _WORD.finditer(plain):
+        token = found.group()
+        if token in ".?!;":
+            place, sentence, denied_until = place + SENTENCE, sentence + 1, -1
+            raw.append("")
+            continue
+        if token in ",:()\u2013\u2014":
+            denied_until = -1
+            raw.append("")
+            continue
+        raw.append(token)
+        if token in rules.ends:
+            denied_until = -1
+        number = NUMERALS.get(token)
+        word = str(number) if number is not None else stem(_mended(token))
+        place += 1
+        words.append(
+            Word(word, places[found.start()], places[found.end() - 1] + 1, place, sentence, place <= denied_until)
+        )
+        if any(tuple(raw[-len(phrase) :]) == phrase for phrase in deny):
+            denied_until = place + rules.reach
+    return words
