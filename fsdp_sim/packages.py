@@ -20,7 +20,7 @@ OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 11), (2, 15)
 
 EXTRAS = {
     "mini": ("torch", "cloudpickle", "tqdm", "psutil"),
-    "labs": ("fsrs", "tyro", "platformdirs", "safetensors", "filelock"),
+    "labs": ("fsrs", "tyro", "platformdirs", "safetensors", "filelock", "snowballstemmer"),
     "trainers": ("accelerate", "lightning_fabric"),
     "explore": ("pandas", "scipy"),
     "configurations": ("yaml",),

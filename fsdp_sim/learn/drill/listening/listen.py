@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import ascii_lowercase
 
-from fsdp_sim.learn.drill.listening.pattern import Pattern, pattern
-from fsdp_sim.learn.drill.listening.words import Word, read
+from fsdp_sim.learn.drill.listening.pattern import NEAR, NEARER, Pattern, pattern
+from fsdp_sim.learn.drill.listening.words import Words, read
 from fsdp_sim.learn.drill.spoken import spoken
 
 
@@ -50,7 +50,10 @@ def patterns() -> dict[str, dict[str, tuple[Pattern, ...]]]:
         if points != {key for key in table.get(name, ()) if not key.endswith("!")}:
             raise ValueError(f"{name}: heard.toml needs patterns for the points {', '.join(sorted(points))}")
     return {
-        name: {point: tuple(map(pattern, lines)) for point, lines in points.items()} for name, points in table.items()
+        name: {
+            key: tuple(pattern(line, NEARER if key[1:] else NEAR) for line in lines) for key, lines in points.items()
+        }
+        for name, points in table.items()
     }
 
 
@@ -68,7 +71,7 @@ def listen(name: str, said: str) -> Heard:
     return Heard({place: quote for place, quote in sorted(made.items()) if place not in against}, against)
 
 
-def _first(lines: tuple[Pattern, ...], words: list[Word], said: str) -> Quote | None:
+def _first(lines: tuple[Pattern, ...], words: Words, said: str) -> Quote | None:
     for line in lines:
         if spot := line.find(words):
             start, end = words[spot.first].start, words[spot.last].end

@@ -6,14 +6,14 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fsdp_sim.learn.drill.listening.vocabulary import vocabulary
-from fsdp_sim.learn.drill.listening.words import Word, spelt, stem
+from fsdp_sim.learn.drill.listening.words import Words, spelt, stem
 
-NEAR = 18
-"""Words within which all of a pattern must stand."""
+NEAR, NEARER = 18, 10
+"""Words within which all of a pattern must stand; of one that speaks against a point."""
 FAR = 30
 """Words back to the rival of whom something is said."""
 CLOSE = 0.05
@@ -41,7 +41,7 @@ class _Term:
     def unwanted(self) -> bool:
         return self.choices[0][0] == "!"
 
-    def spots(self, words: Sequence[Word]) -> list[Spot]:
+    def spots(self, words: Words) -> list[Spot]:
         found: set[Spot] = set()
         for sign, choice in self.choices:
             for spot in spots(choice, words):
@@ -51,7 +51,7 @@ class _Term:
         return sorted(found, key=lambda spot: spot.first)
 
 
-def _subject(words: Sequence[Word], spot: Spot, subject: str) -> bool:
+def _subject(words: Words, spot: Spot, subject: str) -> bool:
     """Whether the rival named last before a spot is this one."""
     group = next((names for names in vocabulary().rivals.values() if subject in names), (subject,))
     named = {name: [s.last for s in spots(name, words) if s.last < spot.first] for name in group}
@@ -67,23 +67,32 @@ def _stems(phrase: str) -> tuple[str, ...]:
     return tuple(stem(part) for part in parts)
 
 
-def spots(choice: str, words: Sequence[Word]) -> list[Spot]:
+def spots(choice: str, words: Words) -> list[Spot]:
     """Where a concept, a word or a number stands."""
-    if choice.startswith("#"):
-        return _numbers(choice[1:], words)
-    found = []
+    if choice not in words.kept:
+        words.kept[choice] = _numbers(choice[1:], words) if choice.startswith("#") else _phrases(choice, words)
+    return list(words.kept[choice])
+
+
+def _phrases(choice: str, words: Words) -> list[Spot]:
+    return [
+        Spot(place, place + len(stems) - 1)
+        for place, word in enumerate(words)
+        for stems in _wanted(choice).get(word.stem, ())
+        if tuple(each.stem for each in words[place : place + len(stems)]) == stems
+    ]
+
+
+@functools.cache
+def _wanted(choice: str) -> dict[str, list[tuple[str, ...]]]:
+    """The phrases of a choice as stems, by the first of them."""
     by_first: dict[str, list[tuple[str, ...]]] = {}
     for phrase in vocabulary().phrases(choice):
-        stems = _stems(phrase)
-        by_first.setdefault(stems[0], []).append(stems)
-    for place, word in enumerate(words):
-        for stems in by_first.get(word.stem, ()):
-            if all(a.stem == b for a, b in zip(words[place:], stems, strict=False)) and place + len(stems) <= len(words):
-                found.append(Spot(place, place + len(stems) - 1))
-    return found
+        by_first.setdefault(_stems(phrase)[0], []).append(_stems(phrase))
+    return by_first
 
 
-def _numbers(wanted: str, words: Sequence[Word]) -> list[Spot]:
+def _numbers(wanted: str, words: Words) -> list[Spot]:
     found = []
     for place, word in enumerate(words):
         try:
@@ -109,7 +118,7 @@ class Pattern:
     order: tuple[tuple[int, int], ...]
     near: int
 
-    def find(self, words: Sequence[Word]) -> Spot | None:
+    def find(self, words: Words) -> Spot | None:
         """The shortest stretch of the answer that has all of it; None if none has."""
         wanted = [term.spots(words) for term in self.terms if not term.unwanted]
         unwanted = [spot for term in self.terms if term.unwanted for spot in term.spots(words)]
@@ -125,48 +134,51 @@ class Pattern:
         return best
 
 
-def _near(wanted, words, near):  # type: ignore[no-untyped-def]
+def _near(wanted: Sequence[Sequence[Spot]], words: Words, near: int) -> Iterator[tuple[Spot, ...]]:
     """Choices of one spot for each term, no two on one word, all within reach."""
     if not wanted or not all(wanted):
         return
 
-    def grow(chosen, low, high):  # type: ignore[no-untyped-def]
+    def grow(chosen: tuple[Spot, ...], low: float, high: float) -> Iterator[tuple[Spot, ...]]:
         if len(chosen) == len(wanted):
-            yield tuple(chosen)
+            yield chosen
             return
         for spot in wanted[len(chosen)]:
             lower, higher = min(low, words[spot.first].place), max(high, words[spot.last].place)
             if higher - lower <= near and not any(s.first <= spot.last and spot.first <= s.last for s in chosen):
-                yield from grow([*chosen, spot], lower, higher)
+                yield from grow((*chosen, spot), lower, higher)
 
-    yield from grow([], math.inf, -math.inf)
+    yield from grow((), math.inf, -math.inf)
 
 
-def _before(words: Sequence[Word], a: Spot, b: Spot) -> bool:
+def _before(words: Words, a: Spot, b: Spot) -> bool:
     """Whether a comes before b in time, by the order of the words and by "before" and "after"."""
     early, late = (a, b) if a.first < b.first else (b, a)
-    between = [word.stem for word in words[early.last + 1 : late.first]]
+    before, after = stem("before"), stem("after")
+    between = [word.stem for word in words[early.last + 1 : late.first] if word.stem in (before, after)]
     ahead = [word.stem for word in words[max(0, early.first - 4) : early.first]]
-    swapped = (stem("after") in between) != (stem("before") in ahead and stem("before") not in between)
+    swapped = between[-1] == after if between else before in ahead
     return (early is a) != swapped
 
 
 @functools.cache
-def pattern(text: str) -> Pattern:
+def pattern(text: str, near: int = NEAR) -> Pattern:
     """Read a line of ``heard.toml``.
+
+    Args:
+        near: words within which all of it must stand, where the line does not say.
 
     Raises:
         ValueError: it is not written as such lines are.
     """
-    reach = re.match(r"\{(\d+)\} |(?:.*) \{(\d+)\}$", text)
-    near = int(next(n for n in reach.groups() if n)) if reach else NEAR
+    reach = re.search(r"\{(\d+)\}", text)
+    near = int(reach[1]) if reach else near
     terms: list[_Term] = []
     order: list[tuple[int, int]] = []
     for part in re.sub(r"\{\d+\}", "", text).split():
         sides = part.split("<")
         terms += [_term(side, text) for side in sides]
-        if len(sides) == 2:
-            order.append((len(terms) - 2, len(terms) - 1))
+        order += [(place, place + 1) for place in range(len(terms) - len(sides), len(terms) - 1)]
     return Pattern(text, tuple(terms), tuple(order), near)
 
 

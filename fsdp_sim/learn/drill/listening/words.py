@@ -6,16 +6,17 @@ import difflib
 import functools
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fsdp_sim.learn.drill.listening.vocabulary import base_forms, spellings, vocabulary
 
 MAX_LENGTH = 6000
 """Characters of an answer that are read: two minutes of fast talk are 2,500."""
-SENTENCE = 5
+SENTENCE = 7
 """Words that the end of a sentence counts for, where words must stand near each other."""
 CLOSE, LONG = 0.87, 8
 """How alike a misspelt word must be, and how long, to be taken for one of the vocabulary."""
-NUMERALS = dict(zip("zero one two three four five six seven eight nine ten twelve".split(), [*range(11), 12], strict=True))
+NUMERALS = dict(zero=0, one=1, two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, twelve=12)
 _WORD = re.compile(r"[a-z][a-z0-9_]*|\d+(?:,\d{3})*(?:\.\d+)?(?:/[a-z0-9]+)?|[%+]|[.?!;](?=\s|$)|[,:()\u2013\u2014]")
 
 
@@ -44,6 +45,8 @@ def stem(word: str) -> str:
     """The stem of a word in lower case: ``gathers``, ``gathered`` and ``gathering`` have one."""
     import snowballstemmer
 
+    if word in NUMERALS:
+        return str(NUMERALS[word])
     word = base_forms().get(word, word)
     if not word.isalpha() or len(word) < 3:
         return word.strip("_")
@@ -80,8 +83,16 @@ def spelt(text: str) -> tuple[str, list[int]]:
     return text, places
 
 
-def read(text: str) -> list[Word]:
-    """The words of an answer, in order."""
+class Words(tuple[Word, ...]):
+    """The words of an answer, in order; what was looked for in them is kept, for many patterns look for the same."""
+
+    @functools.cached_property
+    def kept(self) -> dict[str, Any]:
+        return {}
+
+
+def read(text: str) -> Words:
+    """The words of an answer."""
     plain, places = spelt(text)
     rules = vocabulary().negation
     deny = [tuple(phrase.split()) for phrase in rules.deny]
@@ -102,12 +113,11 @@ def read(text: str) -> list[Word]:
         raw.append(token)
         if token in rules.ends:
             denied_until = -1
-        number = NUMERALS.get(token)
-        word = str(number) if number is not None else stem(_mended(token))
+        word = stem(_mended(token))
         place += 1
         words.append(
             Word(word, places[found.start()], places[found.end() - 1] + 1, place, sentence, place <= denied_until)
         )
         if any(tuple(raw[-len(phrase) :]) == phrase for phrase in deny):
             denied_until = place + rules.reach
-    return words
+    return Words(words)
