@@ -15,9 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
-from fsdp_sim.diagnose import COLUMNS, CollectiveCost, Diagnosis, cells, diagnose, main_blames, shown, totals
+from fsdp_sim.diagnose import (
+    COLUMNS,
+    RANK_COLUMNS,
+    CollectiveCost,
+    Diagnosis,
+    cells,
+    diagnose,
+    main_blames,
+    path_sentence,
+    rank_cells,
+    ranks_sentence,
+    ranks_to_show,
+    shown,
+    totals,
+)
 from fsdp_sim.packages import missing
-from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
+from fsdp_sim.timeline import Timeline, read_timeline, trace_files, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
 from fsdp_sim.words import human_ms, percent
 
@@ -36,7 +50,7 @@ class DiagnoseRequest(msgspec.Struct):
 
 
 @click.command("diagnose", cls=Command, epilog=EPILOG)
-@click.argument("traces", nargs=-1, required=True, type=click.Path(), metavar="TRACE [MORE]...")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(), metavar="TRACES...")
 @option("--rank", type=int, help="Which rank to explain.  [default: the first there is]")
 @option("--step", type=int, help="Which step.  [default: the one of median length, the first left out]")
 @option("--bandwidth-gbps", type=float, help="Gbit/s that a link carries: tells small messages from a slow network.")
@@ -65,12 +79,14 @@ def command(
 ) -> None:
     """Say why all-gathers and reductions are not hidden behind compute, and what to try.
 
-    TRACE is what torch.profiler's export_chrome_trace wrote (.json, or .json.gz), or a timeline of fsdp_sim. MORE are
-    the traces of other ranks of the same run: with them, waiting for a slower rank can be told from a slow network.
+    TRACES are what torch.profiler's export_chrome_trace wrote (.json, or .json.gz), or a timeline of fsdp_sim: of one
+    rank, of several, or the folder that has them. With several, clocks are aligned by collectives, waiting for a late
+    rank is told from a slow network, and the straggler is named with what it costs.
 
     \b
     Examples:
       fsdp-sim diagnose trace.json
+      fsdp-sim diagnose traces/
       fsdp-sim diagnose rank0.json.gz rank1.json.gz --rank 1 --bandwidth-gbps 400
       fsdp-sim diagnose trace.json --step 3 --html why.html --chrome perfetto.json.gz
       fsdp-sim diagnose step.jsonl --json
@@ -95,6 +111,7 @@ def command(
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:
     """Read the traces; a progress bar on stderr shows in a terminal and disappears when done."""
+    traces = list(map(str, trace_files(traces)))
     console = Console(stderr=True)
     columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
     try:
@@ -117,6 +134,8 @@ def _print(found: Diagnosis, top: int) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")
+    if found.rank_times:
+        _print_ranks(console, found)
     for blame in main_blames(found):
         console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {human_ms(blame.idle_s)}"))
         console.print(Text(f"  {blame.sentence}"), soft_wrap=True)
@@ -127,6 +146,20 @@ def _print(found: Diagnosis, top: int) -> None:
         console.print(_collectives(found.collectives, top), "")
     for note in found.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
+
+
+def _print_ranks(console: Console, found: Diagnosis) -> None:
+    console.print(Text("Ranks", "bold"))
+    console.print(Text(f"  {ranks_sentence(found)}"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for name in RANK_COLUMNS:
+        table.add_column(name, justify="right")
+    for row in ranks_to_show(found):
+        table.add_row(*map(Text, rank_cells(row)))
+    console.print(table)
+    if found.critical_path:
+        console.print(Text(f"  {path_sentence(found)}"), soft_wrap=True)
+    console.print()
 
 
 def _totals(found: Diagnosis) -> Table:

@@ -6,12 +6,14 @@ from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.explanation import Explanation, explain
-from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis
+from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis, Lateness, PathShare, RankTimes, Straggler
 from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
+from fsdp_sim.diagnose.ranks_in_words import RANK_COLUMNS, path_sentence, rank_cells, ranks_sentence, ranks_to_show
 from fsdp_sim.diagnose.shown import COLUMNS, cells, main_blames, shown, totals
 
 __all__ = [
     "COLUMNS",
+    "RANK_COLUMNS",
     "TIPS",
     "Blame",
     "Cause",
@@ -21,9 +23,13 @@ __all__ = [
     "Diagnosis",
     "Explanation",
     "Key",
+    "Lateness",
     "Links",
     "PathPiece",
+    "PathShare",
+    "RankTimes",
     "RunCauses",
+    "Straggler",
     "cells",
     "chain",
     "critical_path",
@@ -31,6 +37,10 @@ __all__ = [
     "diagnose",
     "explain",
     "main_blames",
+    "path_sentence",
+    "rank_cells",
+    "ranks_sentence",
+    "ranks_to_show",
     "shown",
     "totals",
 ]

@@ -12,7 +12,9 @@ from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import CollectiveCost, Diagnosis
 from fsdp_sim.diagnose.look import StepObservation, look
 from fsdp_sim.diagnose.notes import notes
+from fsdp_sim.diagnose.path_shares import path_shares
 from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
+from fsdp_sim.diagnose.stragglers import meetings_of, rank_times, straggler
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import (
     COLLECTIVES,
@@ -68,13 +70,15 @@ def diagnosis_of(found: StepObservation) -> Diagnosis:
     step_s = found.window[1] - found.window[0]
     exposed_s = total_s(subtract(comm, busy))
     compute_s = busy_s(found.computing)
+    ranks = rank_times(found)
     totals = Diagnosis(
         step=found.step, rank=found.view.rank, ranks=list(found.peers.timeline.ranks), api=found.view.api,
         device="cpu" if found.view.on_cpu else "gpu", step_s=step_s, between_steps_s=found.between_steps_s,
         compute_s=compute_s, copies_s=busy_s(copying), comm_s=total_s(comm), exposed_s=exposed_s,
         idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))) + total_s(busy) - compute_s,
         overlap=1.0 - exposed_s / total_s(comm) if comm else 0.0,
-        headline="", culprits=blames(found), notes=[], collectives=_collectives(found),
+        headline="", culprits=blames(found), notes=[], collectives=_collectives(found), rank_times=ranks,
+        straggler=straggler(found, ranks), critical_path=path_shares(found),
     )  # fmt: skip
     return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
 
@@ -88,6 +92,12 @@ def _collectives(found: StepObservation) -> list[CollectiveCost]:
     for e, wait, seconds in found.exposed:
         blamed[e.phase, e.op, e.unit][wait.culprit if wait else Culprit.UNKNOWN] += seconds
     alone_s: dict[tuple[Phase, Op, str], float] = defaultdict(float)
+    moved_s = {
+        e.seq: meeting.moved_s(place)
+        for meeting in (meetings_of(found.peers, found.step) if found.peers.several else ())
+        for place, e in enumerate(meeting.events)
+        if e.rank == found.view.rank
+    }
     busy, at = found.busy, 0  # the first time that ends after a collective begins
     for e in sorted(found.comm, key=attrgetter("start_s")):
         while at < len(busy) and busy[at][1] <= e.start_s:
@@ -99,7 +109,7 @@ def _collectives(found: StepObservation) -> list[CollectiveCost]:
         why = blamed[key]
         lasts_s, exposed_s = sum([e.duration_s for e in some]), sum(why.values())
         sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
-        seconds = lasts_s if len(sized) == len(some) else sum([e.duration_s for e in sized])
+        seconds = sum([moved_s.get(e.seq, e.duration_s) for e in sized])
         culprit = max(why, key=why.__getitem__) if why else None
         rows.append(CollectiveCost(
             phase=key[0], op=key[1], unit=key[2], times=len(some), bytes=max([e.bytes for e in some]),

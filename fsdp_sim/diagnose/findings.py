@@ -36,7 +36,8 @@ class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
         times: how many there are in the step.
         bytes: the largest message.
         total_s: they are in flight; ``exposed_s``: of that no compute hides.
-        bus_gbps: bus bandwidth in Gbit/s, over all of them; 0 where no size is known.
+        bus_gbps: bus bandwidth in Gbit/s, over all of them, while bytes move: what a rank waits for later ones, where
+            those are at hand, does not count; 0 where no size is known.
         culprit: of the largest part of ``exposed_s``; null where nothing is exposed.
         sentence: the same in words.
     """
@@ -52,6 +53,60 @@ class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
     bus_gbps: float
     culprit: Culprit | None
     sentence: str
+
+
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did in the step, beside the others.
+
+    Attributes:
+        compute_s: its compute lane is busy.
+        waited_s: in collectives it waited for a rank that came later; ``moved_s``: in collectives bytes moved. Both
+            are added up over collectives, whether compute runs beside them or not.
+        last_times: it was the last to come.
+        made_wait_s: others waited for it, added up over them.
+    """
+
+    rank: int
+    compute_s: float
+    waited_s: float
+    moved_s: float
+    last_times: int
+    made_wait_s: float
+
+
+class Lateness(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank was late: what took it longer than the median of the others.
+
+    Attributes:
+        operations: in which most. kernels_s: of compute, the kinds of kernels that took longer, where they are known.
+    """
+
+    what: str
+    seconds: float
+    operations: list[str]
+    kernels_s: dict[str, float] = {}
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that the step would gain most by, if it were as fast as the others.
+
+    Attributes:
+        cost_s: so much shorter the step is, played again with that rank's operations and pauses no longer than the
+            median of the others'.
+    """
+
+    rank: int
+    cost_s: float
+    reasons: list[Lateness]
+    sentence: str
+
+
+class PathShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What the critical path spends on one rank in operations of one kind; ``CPU`` where a CPU issued."""
+
+    rank: int
+    what: str
+    seconds: float
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +128,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         culprits: largest first. Their ``exposed_s`` add up to that of the step.
         collectives: by unit; the most exposed first.
         notes: what the timeline does not say, and how to find out.
+        rank_times: of each rank, where several are at hand and share collectives.
+        straggler: the rank that makes the step longer than it would be with all ranks as fast as the median; null where
+            none does by 2 % of the step.
+        critical_path: the step's time by rank and kind of operation, along the chain of operations each of which began
+            when the one before it ended, from rank to rank; what costs most first.
     """
 
     step: int
@@ -92,6 +152,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     culprits: list[Blame]
     collectives: list[CollectiveCost]
     notes: list[str]
+    rank_times: list[RankTimes] = []
+    straggler: Straggler | None = None
+    critical_path: list[PathShare] = []
 
     def __str__(self) -> str:
         lines = [self.headline]

@@ -36,8 +36,8 @@ class Links(Causes):
         begin_s: when the step begins.
     """
 
-    def __init__(self, timeline: Timeline, step: int) -> None:
-        self.peers = Peers(timeline)
+    def __init__(self, timeline: Timeline, step: int, peers: Peers | None = None) -> None:
+        self.peers = peers or Peers(timeline)
         self.step = step
         self.ops: dict[Key, Event] = {(e.rank, e.seq): e for e in timeline.ops if e.step == step}
         self.begin_s = spans_of_steps(timeline)[step][0] if self.ops else 0.0

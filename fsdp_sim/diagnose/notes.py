@@ -8,7 +8,7 @@ from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
-from fsdp_sim.words import human_ms, percent
+from fsdp_sim.words import human_latency, human_ms, percent
 
 
 def notes(d: Diagnosis, found: StepObservation) -> list[str]:
@@ -23,6 +23,15 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
             f"Only rank {d.rank}'s timeline is at hand, so time spent waiting for a slower rank counts as the "
             f"network's.{hint} Give the traces of the other ranks too."
         )
+    if clocks := found.peers.timeline.header.clocks:
+        most = max(clocks, key=lambda clock: abs(clock.added_s))
+        lines.append(
+            f"Clocks of ranks were set by {sum(clock.collectives for clock in clocks):,} ends of collectives that they "
+            f"share: by {human_ms(abs(most.added_s))} at most (rank {most.rank}), and half of them agree to "
+            f"{human_latency(max(clock.within_s for clock in clocks))}."
+        )
+    if measured and (missing := _missing(found)):
+        lines.append(missing)
     if measured and not view.says_issues:
         lines.append("The timeline does not say when the CPU issued, so lateness of the CPU cannot be seen.")
     if measured and not view.says_waits:
@@ -57,6 +66,19 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
     if not any(e.op in (Op.BWD, Op.RECOMPUTE) for e in found.events) and any(e.op is Op.FWD for e in found.events):
         lines.append("The step has no backward; it is diagnosed as far as it goes.")
     return lines
+
+
+def _missing(found: StepObservation) -> str:
+    """Which ranks are not at hand, where some are."""
+    ranks, world = found.peers.timeline.ranks, found.peers.timeline.header.world_size
+    missing = sorted(set(range(world)) - set(ranks))
+    if not found.peers.several or not missing:
+        return ""
+    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return (
+        f"Of {world} ranks {len(ranks)} are at hand; not: {', '.join(map(str, missing[:8]))}{more}. A rank that is not "
+        f"at hand may be the one that all others wait for."
+    )
 
 
 def _uneven(events: Sequence[Event]) -> str:

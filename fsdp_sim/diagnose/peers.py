@@ -7,16 +7,13 @@ until everybody is there), they show it by lasting longer than the same collecti
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import cached_property
 from math import isfinite
 from typing import NamedTuple
 
 from fsdp_sim.diagnose.cpu_stops import CpuStops
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, group_number
-
-Key = tuple[Op, str, int, int, str]
+from fsdp_sim.timeline import Event, Timeline, meetings
 
 
 class Lateness(NamedTuple):
@@ -64,39 +61,14 @@ class Peers:
 
     def group(self, e: Event) -> list[Event]:
         """The collective on all ranks of its group that the timeline has."""
-        found: list[Event] = []
-        place = self._places[e.rank, e.seq]
-        size = max(1, e.group_size)
+        return self._meeting[e.rank, e.seq]
+
+    @cached_property
+    def meetings(self) -> list[list[Event]]:
+        """Every collective, as the events of its ranks."""
         world = max(self.timeline.header.world_size, max(self.timeline.ranks) + 1)
-        apart = 1 if e.op is Op.ALL_TO_ALL else self._apart.get(e.unit, 1)
-        own = group_number(e.op, e.rank, size, world, apart)
-        for rank, events in self._occurrences[_key(e)].items():
-            if group_number(e.op, rank, size, world, apart) == own and place < len(events):
-                found.append(events[place])
-        return found
+        return meetings(self.timeline.ops, world, {unit.name: unit.apart for unit in self.timeline.header.units})
 
     @cached_property
-    def _apart(self) -> dict[str, int]:
-        return {unit.name: unit.apart for unit in self.timeline.header.units}
-
-    @cached_property
-    def _occurrences(self) -> dict[Key, dict[int, list[Event]]]:
-        found: dict[Key, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-        for e in self.timeline.ops:
-            if e.op in COLLECTIVES:
-                found[_key(e)][e.rank].append(e)
-        return found
-
-    @cached_property
-    def _places(self) -> dict[tuple[int, int], int]:
-        return {
-            (rank, e.seq): place
-            for ranks in self._occurrences.values()
-            for rank, events in ranks.items()
-            for place, e in enumerate(events)
-        }
-
-
-def _key(e: Event) -> Key:
-    """What is the same for a collective on every rank of its group."""
-    return e.op, e.unit, e.step, e.micro_batch, str(e.phase)
+    def _meeting(self) -> dict[tuple[int, int], list[Event]]:
+        return {(e.rank, e.seq): events for events in self.meetings for e in events}

@@ -20,14 +20,16 @@ from fsdp_sim.timeline.analysis import (
 )
 from fsdp_sim.timeline.call_sites import calls, learners_line, remember
 from fsdp_sim.timeline.chrome import write_chrome
+from fsdp_sim.timeline.clocks import aligned
 from fsdp_sim.timeline.columns import FIELDS, Columns
 from fsdp_sim.timeline.comparison import Comparison, OperationPair, UnitDifference, compare
 from fsdp_sim.timeline.event import Event
-from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.timeline.files import read_timeline, trace_files
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
-from fsdp_sim.timeline.header import Header, UnitShards
+from fsdp_sim.timeline.header import ClockShift, Header, HostWork, UnitShards
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
 from fsdp_sim.timeline.limits import read_bytes, read_text
+from fsdp_sim.timeline.meetings import meetings
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
@@ -41,10 +43,12 @@ __all__ = [
     "MEMORY",
     "RECORDER",
     "RING_PASSES",
+    "ClockShift",
     "Columns",
     "Comparison",
     "Event",
     "Header",
+    "HostWork",
     "Interval",
     "Lane",
     "Memory",
@@ -57,6 +61,7 @@ __all__ = [
     "UnitDifference",
     "UnitShards",
     "Word",
+    "aligned",
     "busy_s",
     "calls",
     "communicates",
@@ -71,6 +76,7 @@ __all__ = [
     "lane_of",
     "learners_line",
     "median_step",
+    "meetings",
     "read_bytes",
     "read_text",
     "read_timeline",
@@ -84,6 +90,7 @@ __all__ = [
     "to_pandas",
     "to_parquet",
     "total_s",
+    "trace_files",
     "uncovered",
     "union",
     "write_chrome",

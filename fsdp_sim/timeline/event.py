@@ -27,6 +27,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         category: what an ``alloc`` or ``free`` is for.
         unlaunched_s: of a measured operation of many kernels the seconds in which none of them ran, because the CPU had
             not launched the next.
+        matmul_s, attention_s: of a measured operation the seconds in kernels that multiply matrices, and in fused
+            attention; the others move bytes.
+        group: of a measured collective its process group, the same text on every rank of it; empty where nobody said.
+        turn: the number that torch gave it within that group, the same on every rank; -1 where nobody said.
     """
 
     seq: int
@@ -48,6 +52,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     stack: tuple[str, ...] = ()
     category: Memory = Memory.NONE
     unlaunched_s: float = 0.0
+    matmul_s: float = 0.0
+    attention_s: float = 0.0
+    group: str = ""
+    turn: int = -1
 
     @property
     def label(self) -> str:

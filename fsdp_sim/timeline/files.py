@@ -6,7 +6,7 @@ import gzip
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ READABLE = (
     "a torch profiler trace (prof.export_chrome_trace), Timeline.to_jsonl, write_chrome or to_parquet of fsdp_sim"
 )
 _HEAD_BYTES = 1 << 16
+ENDINGS = (".json", ".jsonl", ".parquet")
 # What people have at hand that is no timeline: how such a file begins, what it is, and what to do.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
     (b"SQLite format 3", "a database, as nsys export makes; record with torch.profiler and export_chrome_trace"),
@@ -43,7 +44,7 @@ def read_timeline(
     """Read a timeline: our JSON lines, Chrome trace or Parquet, or a trace of torch's profiler; each may be gzipped.
 
     Args:
-        path: a file; or several of one run, each with other ranks.
+        path: a file; or several of one run, each with other ranks; or the folder that has them.
         progress: called with bytes read and bytes in all, now and then.
         max_bytes: how much is read of a file at most, unpacked: ten megabytes may unpack to more than any machine has.
 
@@ -62,7 +63,7 @@ def read_timeline(
         ...     read_timeline(path)
         Timeline(doc, simulated: 1 events, 1 rank, 1 step, 500.0 ms)
     """
-    sources = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+    sources = trace_files([path] if isinstance(path, (str, Path)) else path)
     if not sources:
         raise ValueError("no file was given; give the trace of at least one rank")
     found = [(source, *_reader_of(source)) for source in sources]
@@ -80,6 +81,36 @@ def read_timeline(
     if progress:
         progress(sum(sizes), sum(sizes))
     return timelines[0] if len(timelines) == 1 else _together(list(zip(sources, timelines, strict=True)))
+
+
+def trace_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files that are meant: those given, and of each folder the traces in it, or in the folders in it if each of
+    them has one.
+
+    Raises:
+        ValueError: a folder has no trace, or its folders have several each.
+    """
+    return [file for path in paths for file in (_in_folder(Path(path)) if Path(path).is_dir() else [Path(path)])]
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    found = _traces(folder)
+    if found:
+        return found
+    inside = {one: traces for one in sorted(folder.iterdir()) if one.is_dir() and (traces := _traces(one))}
+    if inside and all(len(traces) == 1 for traces in inside.values()):
+        return [traces[0] for traces in inside.values()]
+    if inside:
+        raise ValueError(
+            f"{folder} has no traces, but folders that have several each ({', '.join(one.name for one in inside)}); "
+            f"give one of them: {next(iter(inside))}"
+        )
+    raise ValueError(f"{folder} is a folder without traces; they end in {', '.join(ENDINGS)}, or with .gz after that")
+
+
+def _traces(folder: Path) -> list[Path]:
+    files = (one for one in folder.iterdir() if one.is_file() and one.name.removesuffix(".gz").endswith(ENDINGS))
+    return sorted(files, key=lambda file: [part.zfill(20) for part in re.split(r"(\d+)", file.name)])
 
 
 def _together(timelines: list[tuple[Path, Timeline]]) -> Timeline:
@@ -103,10 +134,6 @@ def _together(timelines: list[tuple[Path, Timeline]]) -> Timeline:
 
 def _reader_of(source: Path) -> tuple[Reader, bool]:
     """Who reads a file, and whether it is zipped."""
-    if source.is_dir():
-        inside = sorted(entry.name for entry in source.iterdir() if entry.is_file())
-        files = f", for example {source / inside[0]}" if inside else "; there are none in it"
-        raise ValueError(f"{source} is a folder; give the files in it{files}")
     if source.exists() and not source.is_file():
         raise ValueError(f"{source} is a pipe or a device; a trace is read more than once: write it to a file first")
     head, zipped = _head(source)

@@ -28,6 +28,7 @@ _WORDS: dict[str, type[Op] | type[Lane] | type[Phase] | type[Memory]] = {
 _NUMBERS = {
     "seq": "int64", "rank": "int32", "step": "int32", "micro_batch": "int32", "bytes": "int64", "group_size": "int32",
     "issue_s": "float64", "start_s": "float64", "end_s": "float64", "unlaunched_s": "float64",
+    "matmul_s": "float64", "attention_s": "float64", "turn": "int64",
 }  # fmt: skip
 _TUPLES: dict[str, type] = {"waits_on": int, "stack": str}
 COLUMNS = Event.__struct_fields__

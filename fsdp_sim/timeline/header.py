@@ -65,6 +65,31 @@ class UnitShards(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return self.shards == 1 or part == rank % self.shards
 
 
+class HostWork(msgspec.Struct, frozen=True):
+    """What the CPU of a rank did besides issuing: ``data loader``, ``garbage collection``; on the timeline's clock."""
+
+    rank: int
+    what: str
+    start_s: float
+    end_s: float
+
+
+class ClockShift(msgspec.Struct, frozen=True):
+    """How the clock of a rank was set by collectives, whose ends all their ranks see at one moment.
+
+    Attributes:
+        added_s: what was added to its times at the start of the recording; ``per_s``: and more in each second after.
+        within_s: half of the collectives agree with that to so many seconds.
+        collectives: how many there were.
+    """
+
+    rank: int
+    added_s: float
+    per_s: float = 0.0
+    within_s: float = 0.0
+    collectives: int = 0
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who made a timeline, on what, with which clock.
 
@@ -76,6 +101,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ``gpu`` where a device works off what is issued; empty where nobody said.
         memory_limit_bytes: what a rank can allocate on its device; 0 when not known.
         units: how the parameters of each unit or bucket are cut; empty where nobody said.
+        hosts: of a measured run the machine of each rank that named it.
+        host_work: what CPUs did besides issuing, as far as it was recorded.
+        clocks: how clocks of ranks were set by each other.
     """
 
     producer: str
@@ -88,4 +116,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: dict[str, str] = {}
     memory_limit_bytes: int = 0
     units: tuple[UnitShards, ...] = ()
+    hosts: dict[int, str] = {}
+    host_work: tuple[HostWork, ...] = ()
+    clocks: tuple[ClockShift, ...] = ()
     version: int = VERSION

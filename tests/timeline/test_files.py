@@ -58,7 +58,7 @@ def database(path):
         (lambda p: p.write_bytes(b"PK\x03\x04rest"), "a zip archive"),
         (lambda p: p.write_bytes(b"\x1f\x8bno gzip at all"), "is damaged"),
         (lambda p: p.write_bytes(b"\x7fELF\x02\x00\x00"), "binary: it begins with 7f 45 4c 46"),
-        (lambda p: p.mkdir(), "is a folder; give the files in it; there are none"),
+        (lambda p: p.mkdir(), "is a folder without traces"),
     ],
 )
 def test_what_is_no_timeline_is_said(write, words, tmp_path):

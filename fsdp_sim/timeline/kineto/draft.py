@@ -33,8 +33,12 @@ class Draft:
     group_size: int = 1
     dtype: str = ""
     process_group: str = ""
+    purpose: str = ""  # of its process group, in the words of whoever made it
+    turn: int = -1
     calls: tuple[str, ...] = ()  # the user's functions that led to it, outermost first
     note_start: float = 0.0  # of the annotation that issued it
+    matmul: float = 0.0  # in kernels that multiply matrices
+    attention: float = 0.0  # in fused attention
     unlaunched: float = 0.0  # inside of it no kernel ran, because the CPU had not launched the next
     waits: list[Draft] = field(default_factory=list)
 
@@ -53,7 +57,8 @@ class Draft:
             bytes=self.bytes, group_size=self.group_size, dtype=self.dtype, issue_s=seconds(self.issue),
             start_s=seconds(self.start), end_s=seconds(self.end),
             waits_on=tuple(sorted({number[id(d)] for d in self.waits})), source=self.calls[-1] if self.calls else "",
-            stack=self.calls, unlaunched_s=self.unlaunched * 1e-6,
+            stack=self.calls, unlaunched_s=self.unlaunched * 1e-6, matmul_s=self.matmul * 1e-6,
+            attention_s=self.attention * 1e-6, group=self.process_group, turn=self.turn,
         )  # fmt: skip
 
 
@@ -88,6 +93,8 @@ def joined(
                 last.end = max(last.end, piece.end)
                 last.issue = min(last.issue, piece.issue)
                 last.bytes += piece.bytes
+                last.matmul += piece.matmul
+                last.attention += piece.attention
                 continue
         out.append(piece)
     return out

@@ -11,8 +11,9 @@ from typing import Any
 
 from fsdp_sim.timeline.kinds import COLLECTIVE_LANE, Lane, Op
 from fsdp_sim.timeline.kineto.draft import Draft, intervals, joined, with_sizes
+from fsdp_sim.timeline.kineto.groups import group_name, turn
 from fsdp_sim.timeline.kineto.host import Host
-from fsdp_sim.timeline.kineto.names import collective, dtype, is_collective_kernel, is_matmul
+from fsdp_sim.timeline.kineto.names import collective, dtype, is_collective_kernel, is_matmul, kernel_kind
 from fsdp_sim.timeline.kineto.notes import Note
 from fsdp_sim.timeline.kineto.rows import Args, Kernel, TraceRows
 
@@ -57,6 +58,7 @@ def kernel_draft(kernel: Kernel, rows: TraceRows, host: Host, sizes: dict[tuple[
         if draft.op is Op.BWD and host.recomputes(tid, issue):
             draft.op = Op.RECOMPUTE
         draft.key = (draft.op, draft.unit, state.occurrence)
+        _sort(draft, kernel)
     if draft.is_collective or is_collective_kernel(kernel.name):
         draft.key = (kernel.correlation, kernel.start)
         args = (
@@ -64,10 +66,18 @@ def kernel_draft(kernel: Kernel, rows: TraceRows, host: Host, sizes: dict[tuple[
             if kernel.args.collective
             else sizes.get((tid, _enclosing_record(host, tid, issue)), kernel.args)
         )
-        _describe(draft, args)
+        _describe(draft, args, rows.metadata)
     elif kernel.args.memcpy_bytes and draft.op in COPIES and isinstance(kernel.args.memcpy_bytes, int):
         draft.bytes = kernel.args.memcpy_bytes
     return draft
+
+
+def _sort(draft: Draft, kernel: Kernel) -> None:
+    match kernel_kind(kernel.name):
+        case "matmul":
+            draft.matmul = kernel.end - kernel.start
+        case "attention":
+            draft.attention = kernel.end - kernel.start
 
 
 def _op(kernel: Kernel, notes: list[Note], ops: list[str]) -> tuple[Op | None, Note | None]:
@@ -121,13 +131,14 @@ def _enclosing_record(host: Host, tid: int, time: float) -> float:
     return -1.0
 
 
-def _describe(draft: Draft, args: Args) -> None:
+def _describe(draft: Draft, args: Args, metadata: dict[str, Any]) -> None:
     """Message, group and dtype of a collective, from the arguments that torch gives its kernel."""
     draft.dtype, item = dtype(args.dtype)
     nelems = args.out_nelems if draft.op is Op.ALL_GATHER else args.in_nelems
     draft.bytes = nelems * item if isinstance(nelems, int) else 0
     draft.group_size = args.group_size if isinstance(args.group_size, int) and args.group_size > 0 else 1
-    draft.process_group = str(args.process_group or "")
+    draft.process_group, draft.turn = group_name(args, metadata), turn(args)
+    draft.purpose = str(args.group_purpose or "")
 
 
 def _lanes(drafts: list[Draft], kernels: list[Kernel], fsdp: int) -> dict[int, Lane]:

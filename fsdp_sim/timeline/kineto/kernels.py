@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +10,9 @@ from fsdp_sim.timeline.kinds import Op
 from fsdp_sim.timeline.kineto.draft import intervals
 from fsdp_sim.timeline.kineto.gpu import kernel_draft, sizes_by_launch
 from fsdp_sim.timeline.kineto.host import Host
-from fsdp_sim.timeline.kineto.names import is_matmul
+from fsdp_sim.timeline.kineto.names import kernel_kind
 from fsdp_sim.timeline.kineto.rows import read_rows
 from fsdp_sim.timeline.limits import MAX_BYTES
-
-_ATTENTION = re.compile(r"flash|fmha|attention|sdpa|attn", re.IGNORECASE)
 
 
 class KernelSeconds(NamedTuple):
@@ -50,7 +47,7 @@ def kernel_seconds(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[Kern
     for kernel, draft in zip(rows.kernels, drafts, strict=True):
         if draft.op not in (Op.FWD, Op.BWD, Op.RECOMPUTE) or draft.is_collective:
             continue
-        kind = "attention" if _ATTENTION.search(kernel.name) else "matmul" if is_matmul(kernel.name) else "memory"
+        kind = kernel_kind(kernel.name)
         took = kernel.end - kernel.start
         alone = total_s(uncovered(kernel.start, kernel.end, communication))
         of = found.setdefault((draft.op, draft.unit, draft.state.step, draft.state.occurrence, kind), [0.0, 0.0])

@@ -53,6 +53,22 @@ def mark(name: str) -> Annotation | None:
     return None
 
 
+_HOST_WORK = (  # what a CPU does besides issuing, by the beginning of an annotation
+    ("enumerate(DataLoader)#", "data loader"), ("Python GC", "garbage collection"), ("dataloader", "data loader"),
+    ("data_loading", "data loader"), ("batch_generator", "data loader"), ("checkpoint", "checkpoint"),
+)  # fmt: skip
+
+
+def host_work(name: str) -> str:
+    """What a CPU does in an annotation besides issuing; empty where it does not say so.
+
+    Example:
+        >>> host_work("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        'data loader'
+    """
+    return next((what for begin, what in _HOST_WORK if name.lower().startswith(begin.lower())), "")
+
+
 _COLLECTIVE = (  # in order: the first that fits, in a name without underscores and in small letters
     ("reducescatter", Op.REDUCE_SCATTER), ("allgather", Op.ALL_GATHER), ("allreduce", Op.ALL_REDUCE),
     ("broadcast", Op.BROADCAST), ("barrier", Op.BARRIER), ("alltoall", Op.OTHER), ("sendrecv", Op.OTHER),
@@ -92,6 +108,14 @@ _MATMUL = re.compile(r"gemm|nvjet|xmma|cutlass|cublas|wgmma|fmha|flash|attention
 def is_matmul(name: str) -> bool:
     """Whether a kernel multiplies matrices, by what cuBLAS, CUTLASS, cuDNN, hipBLASLt and Triton call theirs."""
     return _MATMUL.search(name) is not None
+
+
+_ATTENTION = re.compile(r"flash|fmha|attention|sdpa|attn", re.IGNORECASE)
+
+
+def kernel_kind(name: str) -> str:
+    """What a kernel does: ``matmul``, ``attention`` (fused), or ``memory``, which all others mostly move."""
+    return "attention" if _ATTENTION.search(name) else "matmul" if is_matmul(name) else "memory"
 
 
 _DTYPES = {  # NCCL's and c10's names, in small letters: our name and bytes of an element

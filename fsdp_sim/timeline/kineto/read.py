@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.timeline.clocks import aligned
 from fsdp_sim.timeline.event import Event
-from fsdp_sim.timeline.header import Header
+from fsdp_sim.timeline.header import Header, HostWork
 from fsdp_sim.timeline.kinds import Op
 from fsdp_sim.timeline.kineto.cpu import cpu_drafts
 from fsdp_sim.timeline.kineto.draft import Draft
 from fsdp_sim.timeline.kineto.gpu import device_drafts
 from fsdp_sim.timeline.kineto.host import Host
 from fsdp_sim.timeline.kineto.memory import AllocatorChange, memory_changes
+from fsdp_sim.timeline.kineto.names import host_work
 from fsdp_sim.timeline.kineto.rows import TraceRows, read_rows
 from fsdp_sim.timeline.kineto.stream import RECORD, Progress
 from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
@@ -34,7 +36,7 @@ def read_kineto(
 
     Args:
         path: what ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote on one rank; or several ranks' files,
-            which become one timeline, their clocks aligned by what each says its zero is.
+            which become one timeline, their clocks aligned by what each says its zero is, and by collectives.
         rank: the rank of the trace, where the file does not say it.
         progress: called with bytes read and bytes in all, every few megabytes.
         max_bytes: how much is read of a file at most, unpacked; see `fsdp_sim.timeline.limits`.
@@ -68,8 +70,12 @@ def read_kineto(
         )
     base = min(r.base_ns for r in reads)
     origin_ns = min(r.first_us * 1e3 + (r.base_ns - base) for r in reads)
-    events = [event for r in reads for event in r.events((origin_ns - (r.base_ns - base)) / 1e3)]
-    return Timeline(_header(reads), events)
+    events, host_work = [], []
+    for r in reads:
+        origin_us = (origin_ns - (r.base_ns - base)) / 1e3
+        events += r.events(origin_us)
+        host_work += r.host_work(origin_us)
+    return aligned(Timeline(_header(reads, host_work), events))
 
 
 def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | None]:
@@ -85,14 +91,16 @@ def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | Non
 
 
 class _TraceFile:
-    """One file's operations, still on its own clock."""
+    """One file's operations, still on its own clock; what it was read from is let go."""
 
     def __init__(self, path: Path, rows: TraceRows, host: Host, drafts: list[Draft], rank: int) -> None:
-        self.path, self.rows, self.rank = path, rows, rank
+        self.path, self.metadata, self.rank = path, rows.metadata, rank
+        self.on_gpu = bool(rows.kernels)
         # Of one rank nothing is gathered: annotations say it. Of DDP and ZeRO the operations give it away.
         self.api = "fsdp1" if host.fsdp == 1 else "fsdp2" if host.fsdp else ""
         self.drafts = drafts
         self.memory = memory_changes(rows, host)
+        self.work = [(what, span) for span in rows.annotations if (what := host_work(span.name))]
         self.base_ns = _int(rows.metadata.get("baseTimeNanoseconds"))
         self.first_us = min(min(d.issue, d.start) for d in drafts)
 
@@ -101,6 +109,13 @@ class _TraceFile:
         merged: list[Draft | AllocatorChange] = sorted([*self.drafts, *self.memory], key=_issued)
         number = {id(item): seq for seq, item in enumerate(merged)}
         return [item.event(number[id(item)], self.rank, origin, number) for item in merged]
+
+    def host_work(self, origin: float) -> list[HostWork]:
+        """What the CPU did besides, in seconds from a moment on this file's clock."""
+        return [
+            HostWork(self.rank, what, (span.start - origin) * 1e-6, (span.end - origin) * 1e-6)
+            for what, span in self.work
+        ]
 
 
 def _issued(item: Draft | AllocatorChange) -> float:
@@ -168,9 +183,9 @@ def _rank(rows: TraceRows, path: Path) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _header(reads: list[_TraceFile]) -> Header:
+def _header(reads: list[_TraceFile], work: list[HostWork]) -> Header:
     world = max([len(reads), *(_world(r) for r in reads)])
-    metadata = reads[0].rows.metadata
+    metadata = reads[0].metadata
     properties = metadata.get("deviceProperties")
     devices = [d for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
     info = metadata.get("distributedInfo")
@@ -185,16 +200,18 @@ def _header(reads: list[_TraceFile]) -> Header:
         if value
     }
     device = devices[0] if devices else {}
-    name = str(device.get("name") or ("CPU" if not reads[0].rows.kernels else "GPU"))
+    name = str(device.get("name") or ("CPU" if not reads[0].on_gpu else "GPU"))
     return Header(
         producer="torch.profiler", clock="measured", world_size=world, title=reads[0].path.name,
         hardware=f"{world} x {name}", versions=versions, api=reads[0].api,
-        device="gpu" if reads[0].rows.kernels else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
+        device="gpu" if reads[0].on_gpu else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
+        hosts={r.rank: host for r in reads if isinstance(host := r.metadata.get("host_name"), str)},
+        host_work=tuple(work),
     )  # fmt: skip
 
 
 def _world(read: _TraceFile) -> int:
-    info: Any = read.rows.metadata.get("distributedInfo")
+    info: Any = read.metadata.get("distributedInfo")
     stated = _int(info.get("world_size")) if isinstance(info, dict) else 0
     return max(stated, read.rank + 1, *(d.group_size for d in read.drafts))
 

@@ -49,6 +49,9 @@ class Args(msgspec.Struct, gc=False):
     group_size: Any = msgspec.field(name="Group size", default=None)
     dtype: Any = None
     process_group: Any = msgspec.field(name="Process Group Name", default=None)
+    group_purpose: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    turn: Any = msgspec.field(name="Seq", default=None)
     input_type: Any = msgspec.field(name="Input type", default=None)
     input_dims: Any = msgspec.field(name="Input Dims", default=None)
     memcpy_bytes: Any = msgspec.field(name="bytes", default=None)

@@ -1,0 +1,81 @@
+"""`Replay`: a recorded step of several ranks played again with other durations, which says what a change would win.
+
+An operation begins when what it came after has ended and its CPU has issued it, and as much later as it did in the
+record. A collective begins on each rank in turn, and moves bytes from when the last has come. Played with the
+durations of the record it gives the record back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from fsdp_sim.diagnose.causes import Key
+from fsdp_sim.diagnose.peers import Peers
+from fsdp_sim.timeline import COLLECTIVES, Event
+
+
+class Replay:
+    """One step of a timeline.
+
+    Attributes:
+        ops: the operations of the step on every rank.
+    """
+
+    def __init__(self, peers: Peers, step: int) -> None:
+        self.peers = peers
+        self.ops: dict[Key, Event] = {(e.rank, e.seq): e for e in peers.timeline.ops if e.step == step}
+
+    @cached_property
+    def _before(self) -> dict[Key, list[Key]]:
+        """What each operation came after, within the step: what had ended when it began."""
+        found: dict[Key, list[Key]] = {}
+        for key, e in self.ops.items():
+            view = self.peers.view(key[0])
+            came = [op for _, op in view.before(e) if op.end_s <= e.start_s + view.touch_s]
+            found[key] = [before for op in came if (before := (op.rank, op.seq)) in self.ops]
+        return found
+
+    @cached_property
+    def _meeting(self) -> dict[Key, list[Key]]:
+        """Of each collective its ranks' operations."""
+        return {
+            (e.rank, e.seq): keys
+            for events in self.peers.meetings
+            if len(keys := [key for e in events if (key := (e.rank, e.seq)) in self.ops]) > 1
+            for e in events
+            if (e.rank, e.seq) in self.ops
+        }
+
+    @cached_property
+    def _order(self) -> list[Key]:
+        return sorted(self.ops, key=lambda key: (self.ops[key].start_s, self.ops[key].end_s, key[1]))
+
+    def step_s(self, shorter_s: Mapping[Key, float], earlier_s: Mapping[Key, float]) -> float:
+        """How long the step would take.
+
+        Args:
+            shorter_s: by how much operations are shorter than in the record; of collectives nothing counts.
+            earlier_s: by how much earlier the CPU issues operations.
+        """
+        ends: dict[Key, float] = {}
+        starts: dict[Key, float] = {}
+        last_starts = {key: max(self.ops[k].start_s for k in keys) for key, keys in self._meeting.items()}
+        for key in self._order:
+            e = self.ops[key]
+            issue_s = e.issue_s - earlier_s.get(key, 0.0)
+            before = self._before[key]
+            bound_s = max([e.issue_s, *(self.ops[k].end_s for k in before)])
+            moved_s = max([issue_s, *(ends[k] for k in before if k in ends)])
+            starts[key] = moved_s + max(0.0, e.start_s - bound_s)
+            met = self._meeting.get(key)
+            if met is None or e.op not in COLLECTIVES:
+                ends[key] = starts[key] + max(0.0, e.duration_s - shorter_s.get(key, 0.0))
+                continue
+            last_s = last_starts[key]
+            if all(k in starts for k in met):
+                go_s = max(starts[k] for k in met)
+                for k in met:
+                    ends[k] = go_s + max(0.0, self.ops[k].end_s - last_s)
+        begin_s = min(starts.values())
+        return max(ends.values(), default=begin_s) - begin_s
