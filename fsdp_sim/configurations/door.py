@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations import accelerate, axolotl, deepspeed, llamafactory, torchtitan, trainer, trl
+from fsdp_sim.configurations import accelerate, axolotl, deepspeed, llamafactory, torchtitan, torchtune, trainer, trl
+from fsdp_sim.configurations.interpolation import resolved
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
@@ -22,6 +23,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "torchtitan": torchtitan.read,
     "axolotl": axolotl.read,
     "llamafactory": llamafactory.read,
+    "torchtune": torchtune.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
@@ -82,7 +84,7 @@ def read(
         tree = tree_of(text, where, Path(path).suffix.lower())
         format = format or format_of(tree, where)
     schema = schema_of(format)
-    keys = Keys(schema, _nested(tree, schema), where)
+    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]
     preset, model_file = _model(said, Path(path).parent)

@@ -23,7 +23,7 @@ MOST_SHOWN = 200  # characters of a value in a message
 
 
 class Unread(NamedTuple):
-    """A value of a Python file that only running it would give."""
+    """A value that only running a program would give: of a Python file, with its line, or a resolver's (line 0)."""
 
     source: str
     line: int
@@ -168,6 +168,8 @@ class Schema(NamedTuple):
         prefixes: of a section's keys, which may be left out.
         alone: a section that a file of its own may hold.
         earlier: keys of earlier versions, by dotted name, and what this version calls them.
+        open: sections that take whatever a class takes that the file names; a key that is not known stands beside.
+        interpolates: ``${a.b}`` names another value of the file.
     """
 
     name: str
@@ -179,6 +181,8 @@ class Schema(NamedTuple):
     prefixes: dict[str, str]
     alone: str
     earlier: dict[str, str]
+    open: frozenset[str] = frozenset()
+    interpolates: bool = False
 
     @property
     def understood(self) -> int:
@@ -197,6 +201,7 @@ def schema_of(name: str) -> Schema:
     sections: dict[str, dict[str, Key]] = {TOP: {}}
     prefixes: dict[str, str] = {}
     earlier: dict[str, str] = {}
+    opened: set[str] = set()
     for included in table.get("include", ()):
         other = schema_of(included)
         sections |= {section: {**sections.get(section, {}), **keys} for section, keys in other.sections.items()}
@@ -210,9 +215,12 @@ def schema_of(name: str) -> Schema:
         keys |= {key: Key(only=True, **value) for key, value in of.get("only", {}).items()}
         if "prefix" in of:
             prefixes[section] = of["prefix"]
+        if of.get("open"):
+            opened.add(section)
     return Schema(
         table["name"], table["package"], table["source"], tuple(table.get("signs", ())), table.get("calls", {}),
         sections, prefixes, table.get("alone", ""), earlier | table.get("earlier", {}),
+        frozenset(opened), table.get("interpolates", False),
     )  # fmt: skip
 
 
@@ -250,6 +258,8 @@ class Keys:
                 self.add(dotted, value)
             elif name in known:
                 self._take(dotted, known[name], value)
+            elif section in self.schema.open and dotted not in self.schema.sections:
+                self._take(dotted, Key(), value)
             elif dotted in self.schema.earlier:
                 self._take_earlier(dotted, value)
             elif dotted in self.schema.sections:
@@ -278,7 +288,7 @@ class Keys:
             return
         if isinstance(value, Unread):
             raise ValueError(
-                f"{self.where}, line {value.line}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only "
+                f"{self.where}{f', line {value.line}' * bool(value.line)}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only "
                 f"running the file would tell; write its value: {in_words(key.takes)}"
             )
         try:
