@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html site slides nbgrader assignments lint bench chaos clean
+.PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html site slides nbgrader assignments lint bench chaos gpu-day clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -33,6 +33,7 @@ help:
 	@echo 'make bench       run the benchmarks'
 	@echo 'make mutation    change the code in ways that tests must notice, one by one, and run those tests'
 	@echo 'make matrix      try versions of torch and Python, each in an environment of its own    ARGS="--torch 2.14.1"'
+	@echo 'make gpu-day     an hour on the GPUs of this machine: checks, labs, recordings, one file of them    ARGS=--list'
 	@echo 'make chaos       kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
 	@echo 'make dev         what developing needs besides: test, lint, notebooks, html and slides do it when it is missing'
@@ -114,6 +115,9 @@ bench: dev
 
 chaos: dev
 	@$(IN_VENV) python -m tests.faults.chaos $(ARGS)
+
+gpu-day: dev
+	@$(IN_VENV) python -m labs.gpu_day $(ARGS)
 
 # Pins anew what pyproject.toml asks for; what is pinned already stays, but for UPGRADE="--upgrade-package numpy".
 PIN = .venv/bin/uv pip compile -q --universal --generate-hashes --no-annotate --custom-compile-command 'make lock' \

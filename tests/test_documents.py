@@ -19,7 +19,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
-MOVED = ("simulator", "figures", "mini", "trainer", "labs", "systems", "hosts")
+MOVED = ("simulator", "figures", "mini", "trainer", "labs", "gpu_day", "systems", "hosts")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in MOVED)]
 PAGES += [*sorted((ROOT / "notebooks" / "instructor").rglob("*.md"))]
 TRACES = ROOT / "tests" / "timeline" / "kineto" / "recorded"
@@ -75,6 +75,7 @@ NOT_RUN = {
     "pip install": "tests/test_base_install.py builds the wheel and runs every command on it",
     "pip wheel": "tests/test_base_install.py builds the wheel and runs every command on it",
     "python -m labs.train": "tests/cli/test_course.py",
+    "make gpu-day": "tests/labs/gpu_day rehearses a part of it; whole it takes half an hour",
     "make lab": "tests/notebooks/test_browser.py starts JupyterLab",
     "make html": "tests/web/test_pages.py makes the pages",
     "python -m web.pages build/html 05_overlap": "the same",

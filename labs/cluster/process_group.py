@@ -27,6 +27,12 @@ SAVE_TIMEOUT_S = 600.0
 """In the group of checkpoints ranks wait for the one that writes longest."""
 
 
+NO_NCCL = (
+    f"device=cuda: torch {torch.__version__} is built without NCCL, through which GPUs meet; install a build that has "
+    "it (on Linux every CUDA build does) or use device=cpu"
+)
+
+
 START_TIMEOUT_S = 300.0
 """Before ranks meet each reads text and files at its own pace."""
 
@@ -74,7 +80,9 @@ def find_device(wanted: str, place: RankPlace) -> torch.device:
         ValueError: GPUs are asked for and there are fewer than ranks here (NCCL refuses two ranks on one GPU).
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    enough = gpus >= place.local_world_size
+    enough = gpus >= place.local_world_size and dist.is_nccl_available()
+    if wanted == "cuda" and gpus and not dist.is_nccl_available():
+        raise ValueError(NO_NCCL)
     if wanted == "cuda" and not enough:
         raise ValueError(
             f"device=cuda: NCCL needs a GPU for each of the {place.local_world_size} ranks here, and {gpus} can be "
@@ -98,6 +106,8 @@ def ranks_on(device: str, ranks: int | None = None, *, rows: int = 0) -> int:
     if device == "cpu":
         return 2 if ranks is None else ranks
     found = len(gpus())
+    if not dist.is_nccl_available():
+        raise ValueError(NO_NCCL)
     if ranks is not None and ranks > found:
         raise ValueError(f"device=cuda: NCCL needs a GPU for each of {n_ranks(ranks)}, and {found} can be used here")
     if not torch.cuda.is_available():

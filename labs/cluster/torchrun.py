@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,6 +190,18 @@ def _run(
     return printed, f"ended with status {status}" if status else ""
 
 
+def run_for(command: Sequence[str], most_s: float, **how: Any) -> int | None:
+    """Run any command; returns its exit status, or None if it had to be ended after so many seconds.
+
+    Args:
+        how: of `subprocess.Popen`.
+    """
+    process = subprocess.Popen([sys.executable, "-c", TIED, *command], **how)
+    with _ended(process), _alarm(process, most_s) as late:
+        status = process.wait()
+    return None if late.is_set() else status
+
+
 def _read(stdout: IO[str], progress: bool) -> str:
     """All that is printed, with a bar that counts the lines of steps, from the first one on."""
     shown = progress and ("ipykernel" in sys.modules or sys.stdout.isatty())  # no bar in a log file
@@ -205,7 +217,7 @@ def _read(stdout: IO[str], progress: bool) -> str:
 
 
 @contextmanager
-def _alarm(process: subprocess.Popen[str], timeout_s: float) -> Iterator[threading.Event]:
+def _alarm(process: subprocess.Popen[Any], timeout_s: float) -> Iterator[threading.Event]:
     """End the processes when it takes too long; the event says so."""
     late = threading.Event()
 
@@ -223,7 +235,7 @@ def _alarm(process: subprocess.Popen[str], timeout_s: float) -> Iterator[threadi
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
     """After the block the launcher and its ranks are gone, however it was left."""
     try:
         yield
@@ -234,7 +246,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
             process.stdout.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     """Tell the launcher to leave, which tells its ranks; what is still there after a while is killed."""
     with suppress(psutil.Error):
         launcher = psutil.Process(process.pid)

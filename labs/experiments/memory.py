@@ -43,6 +43,7 @@ from labs.measure.allocations import counted, recorded
 from labs.measure.simulated import peak_memory_bytes, simulated
 from labs.measure.utilization import RankMemory
 from labs.wrapping import Wrapped
+from labs.wrapping.precision import has_bf16
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -96,7 +97,8 @@ def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, MemoryCase]:
     def turned(world_size: int = ranks, n_rows: int = rows, optimizer: str = "adamw", **change: Any) -> MemoryCase:
         return MemoryCase(dataclasses.replace(base, global_batch=world_size * n_rows, **change), world_size, optimizer)
 
-    knobs: dict[str, Any] = {"reshard_after_forward": False, "wrap": "root", "param_dtype": "bf16",
+    half = "bf16" if has_bf16(torch.device(base.device if base.device == "cuda" else "cpu")) else "fp16"
+    knobs: dict[str, Any] = {"reshard_after_forward": False, "wrap": "root", "param_dtype": half,
                              "activation_checkpointing": ("selective", "full"), "cpu_offload": True}  # fmt: skip
     found = {BASE: turned(), "api=ddp": turned(api="ddp")}
     for knob, values in knobs.items():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gzip
 import html
+import io
 import os
 import platform
+import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -145,11 +147,20 @@ class LabResult:
         Raises:
             OSError: it cannot be read. ValueError: it is damaged.
         """
+        return cls.decode(path.read_bytes(), str(path))
+
+    @classmethod
+    def decode(cls, packed: bytes, name: str) -> LabResult:
+        """The same of a file's bytes.
+
+        Raises:
+            ValueError: they are damaged.
+        """
         try:
-            with gzip.open(path) as file:
+            with gzip.open(io.BytesIO(packed)) as file:
                 read = msgspec.json.decode(file.read(64 * MOST_BYTES), type=_File)
-        except (EOFError, gzip.BadGzipFile, msgspec.DecodeError) as error:
-            raise ValueError(f"{path} is no recorded result: {error}; record it again") from error
+        except (EOFError, OSError, zlib.error, msgspec.DecodeError) as error:
+            raise ValueError(f"{name} is no recorded result: {error}; record it again") from error
         timelines = {name: Timeline(header, events) for name, (header, events) in read.timelines.items()}
         kind: Kind = "recorded" if read.kind == "measured" else read.kind
         return cls(read.lab, kind, read.rows, read.hardware, read.versions, read.date, timelines, read.notes)

@@ -19,6 +19,7 @@ from labs.loop.progress import Progress
 from labs.model import ModelConfig
 from labs.model.gpt import did_you_mean
 from labs.wrapping import check
+from labs.wrapping.precision import has_bf16
 
 CHECKPOINTS = "checkpoints"
 
@@ -126,8 +127,7 @@ def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
         dtype = getattr(config.plan, key)
         if dtype == "fp16" and device.type == "cpu":
             raise ValueError(f"{key}=fp16 is for GPUs (CPUs compute it slowly, if at all); use bf16 or fp32")
-        has_bf16 = device.type == "cpu" or torch.version.hip or torch.cuda.get_device_properties(device).major >= 8
-        if dtype == "bf16" and not has_bf16:
+        if dtype == "bf16" and not has_bf16(device):
             name = torch.cuda.get_device_name(device)
             raise ValueError(f"{key}=bf16: {name} has no bf16 (compute capability 8.0 has); use fp16 or fp32")
 

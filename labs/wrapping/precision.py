@@ -17,6 +17,13 @@ from labs.config import TrainConfig
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether it computes in bf16. Older NVIDIA GPUs emulate it, and torch says yes of them."""
+    if device.type == "cpu" or torch.version.hip:
+        return True
+    return bool(torch.cuda.get_device_properties(device).major >= 8)
+
+
 def _cast(name: str | None) -> torch.dtype | None:
     """None for fp32, which is what everything is in already."""
     return None if name in (None, "fp32") else DTYPES[name]

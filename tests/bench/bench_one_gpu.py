@@ -8,6 +8,7 @@ reduced in fp32. Seconds are the median of eight steps after four; bytes are tor
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import statistics
@@ -20,11 +21,11 @@ import numpy as np
 import torch
 
 from fsdp_sim import Cluster, Plan, simulate
+from labs.gpu_day.sizes import LARGEST_FIRST
 
 RECORDED = Path(__file__).with_name("one_h200.jsonl")
 MEASURED = Path("build/one_gpu.jsonl")
-NAMES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-350m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1.5b",
-         "llama-1b": "llama-3.2-1b"}  # fmt: skip
+NAMES = LARGEST_FIRST | {"llama-1b": "llama-3.2-1b"}
 GIB = 2**30
 Row = dict[str, Any]
 
@@ -91,14 +92,17 @@ def measured(rows: list[Row]) -> Iterator[Row]:
 
 
 def main() -> None:
-    rows = recorded()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=MEASURED, help="where to write what is measured")
+    out, rows = parser.parse_args().out, recorded()
     if torch.cuda.is_available():
-        MEASURED.parent.mkdir(exist_ok=True)
-        with MEASURED.open("w") as file:
+        out.parent.mkdir(exist_ok=True)
+        with out.open("w") as file:
             rows = []
             for row in measured(recorded()):
                 rows.append(row)
                 file.write(f"{json.dumps(row)}\n")
+                file.flush()
     print(f"{rows[0]['gpu']}, torch {rows[0]['torch']}\n")
     header = ("model", "micro-batch", "how", "step, ms", "predicted", "between steps", "allocated, GiB", "predicted",
               "reserved", "predicted")  # fmt: skip

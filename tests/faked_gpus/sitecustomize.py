@@ -2,7 +2,8 @@
 
 Only what one can ask is faked: how many there are and what they are called; whoever computes on one is refused as by
 the CPU build that this is. As with a driver CUDA_VISIBLE_DEVICES counts when something asks first. Of NCCL only the
-asking is kept: gloo takes its place. FAKED_GPUS=broken is a machine whose driver is too old.
+asking is kept: gloo takes its place. FAKED_GPUS=broken is a machine whose driver is too old. FAKED_GPU=T4 is another
+one of `MACHINES`, FAKED_NCCL=no a torch without NCCL.
 
 Each process writes to the file FAKED_GPUS_LOG what it did: ``saw N`` when it found GPUs, ``set_device N``, ``nccl``.
 """
@@ -14,7 +15,18 @@ import os
 import sys
 from types import SimpleNamespace
 
-NAME = "NVIDIA H100 80GB HBM3"
+MACHINES = {  # what the driver says: its name, GiB, compute capability, multiprocessors
+    "T4": ("Tesla T4", 14.6, (7, 5), 40),
+    "V100": ("Tesla V100-SXM2-32GB", 31.7, (7, 0), 80),
+    "A10": ("NVIDIA A10", 22.0, (8, 6), 72),
+    "RTX 4090": ("NVIDIA GeForce RTX 4090", 23.5, (8, 9), 128),
+    "A100": ("NVIDIA A100-SXM4-40GB", 39.4, (8, 0), 108),
+    "H100": ("NVIDIA H100 80GB HBM3", 80.0, (9, 0), 132),
+    "H100 NVL": ("NVIDIA H100 NVL", 93.1, (9, 0), 132),
+    "MIG": ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.8, (9, 0), 16),
+    "B200": ("NVIDIA B200", 178.4, (10, 0), 148),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", 31.4, (12, 0), 170),
+}
 BROKEN = "The NVIDIA driver on your system is too old (found version 11040)."
 
 
@@ -35,9 +47,14 @@ def count():
     return found
 
 
+def properties():
+    name, memory_gib, (major, minor), sms = MACHINES[os.environ.get("FAKED_GPU", "H100")]
+    total = int(memory_gib * 2**30)
+    return SimpleNamespace(name=name, total_memory=total, major=major, minor=minor, multi_processor_count=sms)
+
+
 def fake(torch):
     cuda, here = torch.cuda, SimpleNamespace(device=0, set=False)
-    name = os.environ.get("FAKED_GPU_NAME", NAME)
 
     def init():
         if os.environ["FAKED_GPUS"] == "broken":
@@ -58,11 +75,11 @@ def fake(torch):
     cuda.set_device = set_device
     cuda.current_device = lambda: here.device
     cuda.is_initialized = lambda: here.set
-    cuda.get_device_name = lambda device=0: init() or name
-    cuda.get_device_capability = lambda device=0: (9, 0)
-    cuda.get_device_properties = lambda device=0: (
-        init() or SimpleNamespace(name=name, total_memory=80 * 2**30, major=9, minor=0, multi_processor_count=132)
-    )
+    cuda.get_device_name = lambda device=0: init() or properties().name
+    cuda.get_device_capability = lambda device=0: (properties().major, properties().minor)
+    cuda.get_device_properties = lambda device=0: init() or properties()
+    cuda.is_bf16_supported = lambda including_emulation=True: including_emulation or properties().major >= 8
+    torch.distributed.is_nccl_available = lambda: os.environ.get("FAKED_NCCL") != "no"
     torch._C._get_accelerator = lambda check=None: torch.device("cuda")  # torch's own answer is that of its build
     torch._C._accelerator_getAccelerator = lambda: torch.device("cuda")
     torch.accelerator.current_stream = lambda device=None: SimpleNamespace(is_capturing=lambda: False)  # optimizers ask

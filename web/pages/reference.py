@@ -43,6 +43,7 @@ PAPERS = {
     "accuracy": "fsdp_sim/ACCURACY.md",
     "tune": "docs/tune.md",
     "one_gpu": "docs/one_gpu.md",
+    "gpu_day": "docs/gpu_day.md",
     "configurations": "docs/configurations.md",
     "changelog": "CHANGELOG.md",
 }

@@ -1,9 +1,12 @@
-"""The trainer's losses in fp32 and in bf16; on GPUs, where it can, in fp16 too."""
+"""The trainer's losses in fp32, in bf16 where that is computed and not emulated, and on GPUs in fp16."""
 
 from __future__ import annotations
 
+import torch
+
 from labs.cluster.torchrun import train
 from labs.experiments.result import ResultRow
+from labs.wrapping.precision import has_bf16
 
 
 def losses(ranks: int = 2, steps: int = 10, device: str = "cpu") -> dict[str, list[float]]:
@@ -21,7 +24,9 @@ def losses(ranks: int = 2, steps: int = 10, device: str = "cpu") -> dict[str, li
 
 
 def dtypes(device: str) -> list[str]:
-    return ["fp32", "bf16", *(["fp16"] if device == "cuda" else [])]
+    if device == "cpu":
+        return ["fp32", "bf16"]
+    return ["fp32", *(["bf16"] if has_bf16(torch.device("cuda", 0)) else []), "fp16"]
 
 
 def compare_losses(curves: dict[str, list[float]]) -> list[ResultRow]:
