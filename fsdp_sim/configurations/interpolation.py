@@ -1,7 +1,7 @@
 """OmegaConf's ``${a.b}`` in a tree of torchtune, verl or LLaMA-Factory: what stands there is looked up in the tree.
 
-Source: omegaconf 2.3's grammar: ``${a.b}`` from the root, ``${.a}`` and ``${..a}`` from the table that has it. What asks a
-resolver (``${oc.env:NAME}``) only a running program knows.
+Source: omegaconf 2.3's grammar: ``${a.b}`` from the root, ``${.a}`` and ``${..a}`` from the table that has it. What
+asks a resolver (``${oc.env:NAME}``) only a running program knows.
 """
 
 from __future__ import annotations

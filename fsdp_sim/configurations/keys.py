@@ -287,8 +287,9 @@ class Keys:
         if value is None or not key.takes:
             return
         if isinstance(value, Unread):
+            line = f", line {value.line}" if value.line else ""
             raise ValueError(
-                f"{self.where}{f', line {value.line}' * bool(value.line)}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only "
+                f"{self.where}{line}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only "
                 f"running the file would tell; write its value: {in_words(key.takes)}"
             )
         try:

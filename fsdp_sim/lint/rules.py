@@ -1,4 +1,4 @@
-"""The catalogue: what each rule is called, what the trap costs, what to do, and where it is from. Data, in rules.toml."""
+"""The catalogue: what each rule is called, what the trap costs, what to do, where it is from. Data: rules.toml."""
 
 from __future__ import annotations
 
