@@ -42,15 +42,21 @@ def extra_of(package: str) -> str | None:
     return next((extra for extra, names in EXTRAS.items() if package.partition(".")[0] in names), None)
 
 
+def in_checkout(checkout: str, otherwise: str) -> str:
+    """What to do where fsdp_sim runs from a checkout, whose commands are make's; and where it was installed."""
+    return checkout if (Path(__file__).parents[1] / "Makefile").exists() else otherwise
+
+
 def remedy(package: str) -> str:
     """What to do where a package is missing, as the end of a sentence."""
     extra = extra_of(package)
     if extra is None:
         return f"pip install {package}"
-    if (Path(__file__).parents[1] / "Makefile").exists():
-        make = "setup" if extra in LEARNERS else "dev"
-        return f"in a checkout of fsdp_sim, run make {make}, or pip install -e '.[{extra}]'"
-    return f"pip install '{requirement(extra)}'"
+    make = "setup" if extra in LEARNERS else "dev"
+    return in_checkout(
+        f"in a checkout of fsdp_sim, run make {make}, or pip install -e '.[{extra}]'",
+        f"pip install '{requirement(extra)}'",
+    )
 
 
 def requirement(extra: str) -> str:

@@ -1,6 +1,7 @@
 """What an install may lack: each package by the extra that pyproject.toml gives it, and a torch nobody has tried."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -41,6 +42,25 @@ def test_every_import_is_of_the_base_install_or_of_an_extra_that_is_known(packag
     others = {name: path for path in (ROOT / package).rglob("*.py") for name in imported(path) - base}
 
     assert {name: str(path) for name, path in others.items() if packages.extra_of(name) is None} == {}
+
+
+def told_of_make(path: Path) -> list[str]:
+    """A file's texts that name a target of the Makefile, but for docstrings and what `in_checkout` says in one."""
+    tree = ast.parse(path.read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "in_checkout" in ast.unparse(node.func)]
+    notes = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    within = {id(part) for node in [*(call.args[0] for call in calls), *notes] for part in ast.walk(node)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.compile(rf"\bmake (\[.*?\])?({'|'.join(targets)}|[A-Z]+=)(?![\w-])")
+    return [node.value for node in texts if named.search(node.value) and id(node) not in within]
+
+
+@pytest.mark.parametrize("package", ["fsdp_sim", "labs"])
+def test_whoever_has_no_checkout_is_told_of_no_make(package):
+    files = [path for path in (ROOT / package).rglob("*.py") if path != ROOT / "fsdp_sim" / "setup.py"]
+
+    assert {str(path): told for path in files if (told := told_of_make(path))} == {}
 
 
 @pytest.mark.parametrize(("version", "untried"), [("2.11.0", False), ("2.13.0+cpu", False), ("2.99.0a0+git1", True)])

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, PredictionGap, PrefetchGain, order_sentence
+from fsdp_sim.packages import in_checkout
 from fsdp_sim.timeline import Timeline, exposed_comm_s, median_step, step_time_s
 from fsdp_sim.words import human_ms
 from labs.experiments.prefetch import WARM_UP_STEPS, Experiment, same_order, training_only
@@ -57,7 +58,12 @@ def show(experiment: Experiment, steps: int, out: str) -> None:
     console.print(f"\n[bold]3. A page[/] of all that: {out}", end=" ", highlight=False)
     write_page(out, known, trained)
     console.print("is written. Open it in a browser; it needs no network.", highlight=False)
-    console.print("Go on:  [bold]make lab[/]  opens the first notebook;  [bold]make test[/]  runs everything.")
+    console.print(
+        in_checkout(
+            "Go on:  [bold]make lab[/]  opens the first notebook;  [bold]make test[/]  runs everything.",
+            "Go on:  [bold]fsdp-sim course here[/]  writes the notebooks;  [bold]fsdp-sim lab here[/]  opens them.",
+        )
+    )
     console.print("With sliders, in a notebook:  [bold]from fsdp_sim import viz; viz.explorer()[/]")
 
 

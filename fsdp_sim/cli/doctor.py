@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.cli.doctor_finding import SETUP, DoctorFinding, torch_here
+from fsdp_sim.cli.doctor_finding import DoctorFinding, torch_here
 from fsdp_sim.cli.doctor_gpus import gpu_links, gpus, nccl
 from fsdp_sim.cli.doctor_system import (
     browser,
@@ -30,7 +30,7 @@ from fsdp_sim.cli.doctor_system import (
     shared_memory,
     temporary_folder,
 )
-from fsdp_sim.packages import OLDEST_TORCH, is_untried, release, remedy
+from fsdp_sim.packages import OLDEST_TORCH, in_checkout, is_untried, release, remedy, requirement
 
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
 
@@ -38,9 +38,10 @@ COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
 def python() -> DoctorFinding:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] < (3, 15)
+    mend = in_checkout("run make PYTHON=/path/to/it setup", "install fsdp_sim with it")
     return DoctorFinding(
         "Python", "works" if good else "broken", f"{version}, {sys.executable}", "everything",
-        "" if good else "install Python 3.11 to 3.14 and run make PYTHON=/path/to/it setup",
+        "" if good else f"install Python 3.11 to 3.14 and {mend}",
     )  # fmt: skip
 
 
@@ -73,7 +74,8 @@ def torch_build() -> DoctorFinding:
         return DoctorFinding("torch", "absent", "not installed", needed_for, remedy("torch"))
     version = torch.__version__
     if release(version) < OLDEST_TORCH:
-        return DoctorFinding("torch", "broken", version, needed_for, "make TORCH=cpu setup installs one that will do")
+        newer = in_checkout("make TORCH=cpu setup installs one that will do", "pip install --upgrade torch")
+        return DoctorFinding("torch", "broken", version, needed_for, newer)
     found = f"{version}, newer than those this was tried with" if is_untried(version) else version
     if release(version) >= (2, 15):
         found += (
@@ -117,7 +119,8 @@ def examine(check: Callable[[], DoctorFinding]) -> DoctorFinding:
     except Exception as error:  # whatever goes wrong on a stranger's machine is what this command is for
         text = str(error).splitlines()
         what = f"{type(error).__name__}: {text[0] if text else ''}"
-        return DoctorFinding(name, "broken", what[:200], "see README, When something fails", SETUP)
+        anew = in_checkout("run make setup", f"pip install --force-reinstall '{requirement('course')}'")
+        return DoctorFinding(name, "broken", what[:200], "see README, When something fails", anew)
 
 
 @click.command(epilog="Exit status: 0 if nothing is broken, 1 if something is.")
@@ -140,6 +143,8 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps({"checks": [asdict(f) for f in findings]}, indent=1))
     else:
         table = Table("", "", "found", "needed for", "what to do", box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for column in table.columns:
+            column.overflow = "fold"  # a command that is cut cannot be copied
         for f in findings:
             colour = COLOURS[f.state]
             table.add_row(

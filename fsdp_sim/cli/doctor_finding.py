@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 State = Literal["works", "absent", "broken"]
-SETUP = "run make setup in a checkout"
 
 
 @dataclass(frozen=True)

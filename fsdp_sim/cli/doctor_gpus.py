@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from fsdp_sim.cli.doctor_finding import DoctorFinding, torch_here
+from fsdp_sim.packages import in_checkout
 
 NEEDED_FOR = "labs on GPUs, fsdp-sim calibrate --device cuda"
 NCCL_TIMEOUT_S = 120.0
@@ -32,7 +33,10 @@ def gpus() -> DoctorFinding:
         if shutil.which("nvidia-smi") is None:
             return DoctorFinding("GPUs", "absent", "torch finds none", NEEDED_FOR, "none is needed for the course")
         if torch.version.cuda is None:
-            remedy = "there is a driver: make TORCH=cuda setup"
+            build = in_checkout(
+                "make TORCH=cuda setup", "pip install --force-reinstall torch, from an index with its build"
+            )
+            remedy = f"there is a driver: {build}"
             return DoctorFinding("GPUs", "absent", "torch is a build for CPU cores", NEEDED_FOR, remedy)
         remedy = "update the driver; none is needed for the course, which runs on CPU cores"
         return DoctorFinding(
