@@ -13,8 +13,11 @@ from pathlib import Path
 
 from web import live as live_parts
 from web import start
+from web.words import WORDS
 
 OUT = Path(__file__).parents[1] / "build" / "site"
+COURSE = {"course.html": "course", "labs.html": "labs", "reference/index.html": "reference", "search.html": "search"}
+"""Pages of `web.pages` that all others link to, and the word that each is called by."""
 
 
 def build(out: Path = OUT, live: bool = True, pages: bool = True) -> Path:
@@ -35,16 +38,18 @@ def build(out: Path = OUT, live: bool = True, pages: bool = True) -> Path:
     out.mkdir(parents=True)
     (out / ".site").touch()
     (out / ".nojekyll").touch()  # GitHub Pages leaves out folders with an underscore in front otherwise
+    live_pages = {f"{name}.html": WORDS[title] for name, title in live_parts.PAGES.items()} if live else {}
+    links = {**{page: WORDS[title] for page, title in COURSE.items()}, **live_pages} if pages else live_pages
     if pages:
         from web import pages as page_parts  # Sphinx, which the start page does not need
 
-        page_parts.write(out)
-    live_parts.write(out, files)
+        page_parts.write(out, live=live_pages)
     if live:
-        from web.live import forms  # plotly, whose colours the pages have
+        live_parts.write(out, files)
+        from web.live import forms  # anywidget, which a page that stands still does not need
 
-        forms.write(out)
-    start.write(out, live=live, pages=pages)
+        forms.write(out, {"index.html": WORDS["start"], **links})
+    start.write(out, live, links)
     return out
 
 

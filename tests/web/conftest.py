@@ -1,7 +1,7 @@
 """Some pages of the site, built once for all files here that one worker runs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from web import live, start
-from web.build import build
+from web import start
+from web.build import COURSE, build
+from web.words import WORDS
 
+PATIENCE_MS = 120_000  # Python is loaded first
 NAMES = ["00_start_here", "05_overlap"]
 
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two chapters, two rooms of the reference and all else of it, and the start page without what runs in it."""
+    """Two chapters, two rooms of the reference and all else of it, and the start page as it stands still."""
     web = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
     out = tmp_path_factory.mktemp("site")
     web.write(out, NAMES, rooms=["simulation", "spec"])
-    live.write(out, {})
-    start.write(out, live=False, pages=True)
+    start.write(out, False, {page: WORDS[title] for page, title in COURSE.items()})
     return out
 
 
@@ -32,6 +33,10 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        with suppress(ConnectionError):  # of a browser that has closed its page
+            super().copyfile(source, outputfile)
 
 
 @contextmanager
@@ -57,6 +62,24 @@ def live_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return build(tmp_path_factory.mktemp("live") / "site", pages=False)
     except RuntimeError as error:
         pytest.skip(f"needs npm, node and what they fetch: {error}")
+
+
+@pytest.fixture
+def opened(live_site: str, page: Any) -> Iterator[Any]:
+    """A page that may open the live parts: whatever it asks of another host fails, and so does the test."""
+    elsewhere: list[str] = []
+
+    def only_here(route: Any) -> None:
+        if route.request.url.startswith((live_site, "blob:", "data:")) and route.request.method == "GET":
+            route.continue_()
+        else:
+            elsewhere.append(f"{route.request.method} {route.request.url}")
+            route.abort()
+
+    page.route("**/*", only_here)
+    page.set_default_timeout(PATIENCE_MS)
+    yield page
+    assert elsewhere == []
 
 
 @pytest.fixture(scope="session")

@@ -44,8 +44,6 @@ def test_axe_finds_nothing(served: str, page: Any, name: str, width: str, scheme
     page.set_viewport_size({"width": WIDTHS[width], "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(f"{served}/{name}.html")
-    if name == "index":
-        page.locator("#figure .main-svg").first.wait_for(timeout=30_000)
     if name == "00_start_here":  # as it is once one has answered
         page.locator(".prediction input").first.click()
         page.keyboard.type("30%")

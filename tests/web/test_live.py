@@ -6,36 +6,32 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from fsdp_sim.forms import FormState
 from fsdp_sim.viz.explorer.starts import PRESETS
 from web.fetch import fetched
 from web.live.calls import call
 
 pytestmark = [pytest.mark.browser, pytest.mark.tail]
 FSDP1 = "model=gpt2-124m gpu=A100-SXM-80GB gpus=8 micro_batch=4 api=fsdp1"
+LINE = FormState.read(PRESETS["Llama-3-8B on 64 H100"]).line
 LINES = [PRESETS["Llama-3-8B on 8 H100"], PRESETS["Llama-3-70B on 512 H100, HSDP"], FSDP1]
 
 
 @pytest.fixture
-def start(live_site: str, page: Any) -> Iterator[Any]:
+def start(opened: Any, live_site: str) -> Any:
     """The start page, live."""
-    page.set_default_timeout(60_000)
-    elsewhere: list[str] = []
+    opened.goto(live_site)
+    opened.get_by_text("Live: the simulator runs in this page.").wait_for()
+    opened.locator("#figure .main-svg").first.wait_for()
+    return opened
 
-    def only_here(route: Any) -> None:
-        if route.request.url.startswith((live_site, "blob:", "data:")):
-            route.continue_()
-        else:
-            elsewhere.append(route.request.url)
-            route.abort()
 
-    page.route("**/*", only_here)
-    page.goto(live_site)
-    page.get_by_text("Live: the simulator runs in this page.").wait_for()
-    yield page
-    assert elsewhere == []
+def moved(page: Any, times: int) -> None:
+    page.wait_for_function(f"document.body.dataset.drawn >= {times}")
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,7 +59,7 @@ def test_a_lever_moves_figure_words_and_link_by_keyboard(start: Any) -> None:
     before = start.locator("#numbers").inner_text()
     start.locator("[data-key=gpus]").focus()
     start.keyboard.press("ArrowLeft")
-    start.wait_for_function("document.body.dataset.drawn > 0")
+    moved(start, 1)
 
     assert start.locator("#numbers").inner_text() != before
     assert "gpus%3D32" in start.url
@@ -73,12 +69,43 @@ def test_a_lever_moves_figure_words_and_link_by_keyboard(start: Any) -> None:
     address = start.url
     start.goto("about:blank")
     start.goto(address)
-    start.wait_for_function("document.body.dataset.drawn > 0")
+    moved(start, 1)
     assert start.locator("[data-key=gpus]").get_attribute("aria-valuetext") == "32"
 
 
+def test_a_pinned_plan_stays_above_a_goal_is_judged_and_an_operation_says_why_it_waited(start: Any) -> None:
+    from fsdp_sim.viz.explorer.starts import GOALS
+
+    start.get_by_role("button", name="Pin as A").press("Enter")
+    moved(start, 1)
+    name = next(iter(GOALS))
+    start.select_option("#goal", name)
+    moved(start, 2)
+    start.get_by_role("button", name="Next ▶").press("Enter")
+    moved(start, 3)
+    about = start.locator("#about").inner_text()
+    shown = json.loads(call("see", json.dumps({"line": GOALS[name].start, "pinned": LINE, "goal": name, "number": 1})))
+    expected = shown["answer"]
+
+    assert about == expected["about"]
+    assert "It starts then because" in about
+    assert start.locator("#reached span").all_inner_texts() == [
+        f"{'✓' if holds else '✗'} {text}" for text, holds in expected["reached"]
+    ]
+    was = start.locator("#numbers dd + dd").all_inner_texts()
+    assert was == [since for _, _, since in expected["numbers"]]
+    axes = set(start.evaluate("document.getElementById('figure').data.map(trace => trace.yaxis ?? 'y')"))
+    assert axes == {"y", "y2", "y3"}
+    assert {"pinned", "goal"} <= set(parse_qs(urlsplit(start.url).fragment))
+    start.get_by_role("button", name="Back to A").press("Enter")
+    moved(start, 4)
+    assert parse_qs(urlsplit(start.url).fragment)["plan"] == [LINE]
+
+
 def test_what_is_impossible_is_said_and_the_figure_stays(start: Any) -> None:
-    start.evaluate("location.hash = encodeURIComponent('model=gpt2-124m gpu=H100-SXM-80GB gpus=8 straggler=2')")
+    start.evaluate(
+        "location.hash = 'plan=' + encodeURIComponent('model=gpt2-124m gpu=H100-SXM-80GB gpus=8 jitter=0.2')"
+    )
     start.locator("#words .refused").wait_for()
     assert "makes ranks differ, which takes numpy" in start.locator("#words").inner_text()
     assert "The figure still shows the last plan that works: model=llama3-8b" in start.locator("#words").inner_text()

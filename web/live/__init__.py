@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from web.fetch import FETCHED, fetched, tool
+from web.words import module
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,11 +22,11 @@ PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.z
 """Of npm's package what a page needs."""
 ROOMS = (
     "words.py", "states.py", "packages.py", "__init__.py", "timeline", "spec", "schedule", "cost", "engine", "diagnose",
-    "simulation", "configurations", "requests", "forms", "explore", "viz", "learn/__init__.py", "learn/puzzle",
+    "simulation", "configurations", "requests", "forms", "explore", "viz", "learn/puzzle",
 )  # fmt: skip
 """Of fsdp_sim what is taken along; what imports torch stays behind."""
-FORMS = {"fit": "Will it fit?", "trace": "Why is my step slow?"}
-"""Pages with a form, which `web.live.forms` writes."""
+PAGES = {"puzzle": "puzzle_page", "fit": "fit", "trace": "trace"}
+"""Pages that live, beside the start page, and the word that is their title; `web.live.forms` writes them."""
 LEFT_OUT = (".gz", ".csv", ".sbatch", ".css", ".pyc", ".html")
 
 
@@ -44,7 +45,7 @@ def gathered(folder: Path = FETCHED) -> dict[str, Path | bytes]:
             tar.extractall(folder / "new", filter="data")
         (folder / "new" / "package").rename(unpacked)
     files: dict[str, Path | bytes] = {f"python/{name}": unpacked / name for name in PYTHON}
-    files["python/ours.zip"] = compiled(unpacked, fetched("msgspec", folder), folder)
+    files["python/ours.zip"], files["python/memory.gz"] = compiled(unpacked, fetched("msgspec", folder), folder)
     return files
 
 
@@ -54,33 +55,41 @@ def sources() -> dict[str, bytes]:
     paths = [p for room in ROOMS for p in ([package / room] if room.endswith(".py") else (package / room).rglob("*"))]
     paths += [HERE.parent / "__init__.py", *(HERE / "calls").rglob("*")]
     kept = [path for path in sorted(paths) if path.is_file() and path.suffix not in LEFT_OUT]
-    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept} | {"web/live/__init__.py": b""}
+    found = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept}
+    # Of these a page needs nothing, and the second imports what has to do with torch.
+    return found | {"web/live/__init__.py": b"", "fsdp_sim/learn/__init__.py": b""}
 
 
-def compiled(pyodide: Path, wheel: Path, folder: Path) -> Path:
-    """A zip of our code and msgspec, compiled by the Python that will run it; made anew where a source has changed."""
+def compiled(pyodide: Path, wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """A zip of our code and msgspec, compiled by the Python that will run it, and the memory that this one wakes with.
+
+    Made anew where a source has changed.
+    """
     code = sources()
     with zipfile.ZipFile(wheel) as msgspec:
         code |= {name: msgspec.read(name) for name in msgspec.namelist() if not name.endswith((".pyi", "/"))}
     key = hashlib.sha256(repr(sorted(code.items())).encode() + (HERE / "compile.mjs").read_bytes()).hexdigest()[:16]
-    made = folder / f"ours-{key}.zip"
-    if not made.exists():
-        for old in folder.glob("ours-*.zip"):
+    made, memory = folder / f"ours-{key}.zip", folder / f"memory-{key}.gz"
+    if not (made.exists() and memory.exists()):
+        for old in (*folder.glob("ours-*.zip"), *folder.glob("memory-*.gz")):
             old.unlink()
         raw = folder / "sources.zip"
         with zipfile.ZipFile(raw, "w") as file:
             for name, content in code.items():
                 file.writestr(name, content)
-        command = [tool("node"), str(HERE / "compile.mjs"), str(pyodide), str(raw), str(made)]
+        command = [tool("node"), str(HERE / "compile.mjs"), str(pyodide), str(raw), str(made), str(memory)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
-            raise RuntimeError(f"our code could not be compiled for the browser: {(run.stderr or run.stdout).strip()}")
-    return made
+            said = (run.stderr or run.stdout).strip()  # its end: a script of a megabyte may come before
+            raise RuntimeError(f"our code could not be compiled for the browser: {said[-2000:]}")
+        raw.unlink()
+    return made, memory
 
 
 def write(out: Path, files: dict[str, Path | bytes]) -> None:
     """Put files into the folder ``live`` of a site, and the scripts of pages beside them."""
     shutil.copytree(HERE / "static", out / "live")
+    (out / "live" / "words.js").write_text(module(), encoding="utf-8")
     for name, content in files.items():
         target = out / "live" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sphinx.application import Sphinx
 
 from fsdp_sim.learn.predictions.ask import RIGHT, TRUTH, WRONG
 from fsdp_sim.viz import theme
+from web.colours import DARK, LIGHT
 from web.pages import course, reference
 from web.pages.figures import Figures
-from web.pages.words import WORDS, script
+from web.words import WORDS, script
 
 HERE = Path(__file__).parent
 ROOT = "contents"
@@ -41,19 +43,15 @@ CONFIGURATION: dict[str, Any] = {
             "color-right": RIGHT,
             "color-wrong": WRONG,
             "color-truth": TRUTH,
-            "color-brand-primary": theme.FORWARD.color,
-            "color-brand-content": theme.FORWARD.color,
+            **LIGHT,
         },
         "dark_css_variables": {
-            "color-brand-primary": theme.ALL_GATHER.color,
-            "color-brand-content": theme.ALL_GATHER.color,
-            "color-background-primary": theme.DARK_PAPER,
-            "color-foreground-primary": theme.DARK_INK,
+            **DARK,
             # Of the code that `in_torch` shows, which in JupyterLab has the editor's colours.
             **{f"jp-mirror-editor-{part}-color": colour for part, colour in DARK_CODE.items()},
         },
     },
-    "html_css_files": ["pages.css"],
+    "html_css_files": ["site.css", "pages.css"],
     "html_js_files": ["words.js", "pages.js"],
     "html_search_scorer": str(HERE / "scorer.js"),
     "html_sidebars": {
@@ -89,12 +87,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     def starts_at_index(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
         context["master_doc"] = "index"
         context["words"] = WORDS
+        context["live"] = app.config.live_pages
         if page == "course":
             context["prev"] = {"link": "./index.html", "title": WORDS["start"]}
 
     def dark_code(app: Sphinx) -> None:  # Furo's own setting, which Sphinx does not know before the theme is there
         app.config.pygments_dark_style = "a11y-high-contrast-dark"
 
+    app.add_config_value("live_pages", {}, "html", dict)
     app.connect("builder-inited", dark_code, priority=100)
 
     def search_leaves_out_solutions(app: Sphinx, doctree: object) -> None:  # they say what their chapters say
@@ -107,14 +107,17 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def write(
-    out: Path, names: list[str] | None = None, rooms: Sequence[str] = reference.ROOMS, puzzle: str = ""
+    out: Path,
+    names: list[str] | None = None,
+    rooms: Sequence[str] = reference.ROOMS,
+    live: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Make the pages, and return their names.
 
     Args:
         names: of notebooks, to make only these pages of the course; all if there are none.
         rooms: of which there are pages of the reference.
-        puzzle: the page on which the schedule puzzle is played; empty if the site has none.
+        live: the site's pages that live, by their files with their titles: all link to them.
 
     Raises:
         ValueError: there is no notebook of a name.
@@ -128,9 +131,10 @@ def write(
         source, static = Path(scratch, "source"), Path(scratch, "static")
         source.mkdir()
         shutil.copytree(HERE / "static", static)
+        shutil.copy(HERE.parent / "site.css", static)
         (static / "words.js").write_text(script(), encoding="utf-8")
         figures = Figures(static)
-        parts = course.stage(notebooks, source, names or [], figures, puzzle)
+        parts = course.stage(notebooks, source, names or [], figures, "puzzle.html" if "puzzle.html" in live else "")
         figures.finish()
         gallery = ["gallery"] if (source / "gallery.ipynb").exists() else []
         notebook_pages = [*(page for listed in parts.values() for page in listed), *gallery]
@@ -139,8 +143,8 @@ def write(
         (source / f"{ROOT}.md").write_text(f"# {WORDS['contents']}\n\n{course.toctree(top)}", encoding="utf-8")
         sphinx = Sphinx(
             source, None, out, Path(scratch, "doctrees"), "html",
-            confoverrides=CONFIGURATION | {"html_static_path": [str(static)]}, status=None, warning=sys.stderr,
-            freshenv=True,
+            confoverrides=CONFIGURATION | {"html_static_path": [str(static)], "live_pages": dict(live)},
+            status=None, warning=sys.stderr, freshenv=True,
         )  # fmt: skip
         sphinx.build()
     if sphinx.statuscode:

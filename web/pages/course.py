@@ -20,7 +20,7 @@ from notebooks.masters.build import FOLDED_CODE, IMAGES, WITHHELD, told
 from web.pages import predictions
 from web.pages.figures import MIME, Figures
 from web.pages.needed import needed
-from web.pages.words import WORDS
+from web.words import WORDS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PARTS = {"course": "[0-9][0-9]_*.ipynb", "labs": "lab_*.ipynb", "solutions": "solutions/*.ipynb"}

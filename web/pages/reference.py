@@ -35,7 +35,7 @@ from fsdp_sim.spec import (
 )  # fmt: skip
 from fsdp_sim.spec.catalogue import tables
 from web.pages.course import toctree
-from web.pages.words import WORDS
+from web.words import WORDS
 
 ROOT = Path(__file__).parents[2]
 PAPERS = {

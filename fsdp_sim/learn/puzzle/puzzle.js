@@ -14,7 +14,8 @@ function make(parent, tag, cls = "", text = "") {
 const ms = (number) => `${Number(number.toFixed(1))} ms`;
 
 function isDark() {
-  const jupyter = document.body.dataset.jpThemeLight;
+  const { jpThemeLight: jupyter, theme } = document.body.dataset; // of JupyterLab, and of the web edition
+  if (theme === "light" || theme === "dark") return theme === "dark";
   return jupyter ? jupyter === "false" : window.matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
@@ -178,7 +179,7 @@ function render({ model, el }) {
       make(box, "b", "", value);
       make(box, "span", "beside", beside);
     };
-    number("step", ms(state.step_ms), `goal ${ms(state.goal_ms)}`, state.step_ms <= state.goal_ms + 1e-6 ? "good" : "");
+    number("step", ms(state.step_ms), `goal ${ms(state.goal_ms)}, best known ${ms(state.best_ms)}`, state.step_ms <= state.goal_ms + 1e-6 ? "good" : "");
     const limit = state.whole_limit === null ? "no limit" : `at most ${state.whole_limit}`;
     number("units whole at once", String(state.whole), `${state.memory}; ${limit}`, state.fits ? "" : "bad");
     number("exposed communication", state.exposed, "nothing computes beside it", "");

@@ -5,12 +5,12 @@ A message carries an order or a button and never a result: what is won is what `
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from fsdp_sim.learn import progress
-from fsdp_sim.learn.in_torch import counterpart
 from fsdp_sim.learn.puzzle.level import Level, levels, load
 from fsdp_sim.learn.puzzle.replayed import SAME_S, Replayed, ms, replay
 from fsdp_sim.words import human_bytes
@@ -35,16 +35,44 @@ class PuzzleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: str | None = None
 
 
-def first_unwon() -> str:
+@dataclass(frozen=True)
+class PuzzleRecord:
+    """What a session knows of a learner, and of torch.
+
+    Attributes:
+        stars: of the levels that were won.
+        keep: the stars of a level; answers what went wrong, empty if nothing did.
+        in_torch: name and address of a symbol of torch's source; None if it is not there.
+    """
+
+    stars: Callable[[], dict[str, int]]
+    keep: Callable[[str, int], str]
+    in_torch: Callable[[str], dict[str, str] | None]
+
+
+def of_the_learner() -> PuzzleRecord:
+    """Of the learner's file of progress, and of the torch that is installed."""
+    from fsdp_sim.learn import progress  # which a page in a browser does not have
+    from fsdp_sim.learn.in_torch import counterpart
+
+    def in_torch(symbol: str) -> dict[str, str] | None:
+        found = counterpart(symbol)
+        return {"name": found.name, "url": found.url} if found else None
+
+    return PuzzleRecord(progress.puzzles, progress.keep_puzzle, in_torch)
+
+
+def first_unwon(record: PuzzleRecord | None = None) -> str:
     """The first level without a star; the last one where all have."""
-    won = progress.puzzles()
+    won = (record or of_the_learner()).stars()
     return next((name for name in levels() if not won.get(name)), list(levels())[-1])
 
 
 class PuzzleSession:
     """Where a learner stands in a level: the last legal order, and those before it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, record: PuzzleRecord | None = None) -> None:
+        self.record = record or of_the_learner()
         self.open(name)
 
     def open(self, name: str) -> None:
@@ -65,7 +93,7 @@ class PuzzleSession:
             self.before.append(self.played)
         self.played = played
         if played.stars:
-            self.trouble = progress.keep_puzzle(self.level.name, played.stars)
+            self.trouble = self.record.keep(self.level.name, played.stars)
 
     def take(self, message: object) -> dict[str, Any]:
         """Do what a message says; returns what to draw."""
@@ -100,8 +128,8 @@ class PuzzleSession:
     def state(self) -> dict[str, Any]:
         """All that the front end draws."""
         level, played = self.level, self.played
-        names, won = list(levels()), progress.puzzles()
-        link = counterpart(level.torch) if level.torch and played.stars else None
+        names, won = list(levels()), self.record.stars()
+        link = self.record.in_torch(level.torch) if level.torch and played.stars else None
         spans = played.timeline.ops
         return {
             "level": level.name,
@@ -110,6 +138,7 @@ class PuzzleSession:
             "goal": level.goal,
             "step_ms": round(1e3 * played.step_s, 3),
             "goal_ms": level.goal_ms,
+            "best_ms": level.best_ms,
             "until_ms": max(replay(level, level.start).step_s * 1e3, 1e3 * played.step_s),
             "whole": played.whole,
             "whole_limit": level.whole,
@@ -122,7 +151,7 @@ class PuzzleSession:
             "refused": self.refused,
             "hint": self.hint,
             "trouble": self.trouble,
-            "torch": {"name": link.name, "url": link.url} if link else None,
+            "torch": link,
             "can_undo": bool(self.before),
             "lines": [_line(played, number, line) for number, line in enumerate(played.order)],
             "lanes": [name for lane, name in LANES.items() if any(e.lane == lane for e in spans)],

@@ -1,8 +1,8 @@
 """The explorer: a training step whose timeline, memory and explanation follow as its settings move.
 
 In reading order: `settings` and `controls` (what can be moved), `scene` (the numbers to draw), `drawing`, `layout_of`,
-`figure_of` and `canvas` (the figure), `dependencies_of` (one operation), `words` (the sentences), `explorer` (all of it
-together), `still` and `page` (without a kernel).
+`dependencies_of` (one operation), `words` (the sentences), `composed`, `figure_of` and `canvas` (the figure),
+`explorer` (all of it together), `still` and `page` (without a kernel).
 """
 
 from importlib.util import find_spec

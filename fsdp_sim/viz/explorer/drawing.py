@@ -95,7 +95,7 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Set[int] | None 
     """
     spans = seen.exposed_ms
     lengths = _f(end - begin for begin, end in spans)
-    centre = seen.places.centres[0, Lane.COMPUTE]
+    centre = seen.places.centres[seen.rank, Lane.COMPUTE]
     found: list[Change] = [
         {
             "base": _f(begin for begin, _ in spans), "x": lengths, "customdata": lengths,
@@ -181,26 +181,32 @@ def limit_in_view(seen: Scene) -> bool:
     return seen.strip.peak_bytes > NEAR * seen.strip.limit_bytes
 
 
-def legend_html(seen: Scene) -> str:
-    """What the colours of a scene mean, as HTML that takes its own colours from the page."""
+def legend_html(seen: Scene, memory: bool = True) -> str:
+    """What the colours of a scene mean, as HTML that takes its own colours from the page.
+
+    Args:
+        memory: those of memory too.
+    """
     used = {KINDS[op] for op in seen.bars.ops}
     kinds = [kind for kind in KIND_ORDER if kind in used]
     if len(seen.exposed_ms):
         kinds.append(theme.EXPOSED)
     lanes = [_swatch(kind) for kind in kinds]
-    memory = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.strip.alive.present]
-    if not limit_in_view(seen):
-        memory.append(
+    kept = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.strip.alive.present]
+    if not seen.strip.limit_bytes:
+        pass  # which nobody has recorded
+    elif not limit_in_view(seen):
+        kept.append(
             f"<span style='opacity:.7'>the device's limit, {human_bytes(seen.strip.limit_bytes)}, is far above</span>"
         )
     else:
-        memory.append(
+        kept.append(
             f"<span style='white-space:nowrap'><span style='color:{theme.LIMIT}'>╌╌</span> the device's limit</span>"
         )
     line = "display:flex;flex-wrap:wrap;gap:0 14px;font-size:12px;line-height:19px;padding-left:116px"
     return "".join(
         f"<div style='{line}'><span style='opacity:.7;width:56px;margin-left:-70px'>{name}</span>{''.join(parts)}</div>"
-        for name, parts in (("lanes", lanes), ("memory", memory))
+        for name, parts in (("lanes", lanes), *([("memory", kept)] if memory else []))
     )
 
 

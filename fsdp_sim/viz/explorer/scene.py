@@ -1,6 +1,6 @@
 """`Scene`: the step that a figure of the explorer shows, all of it or the part that a reader has zoomed to.
 
-It is drawn from the same bars, rows and memory as a figure that stands still (`fsdp_sim.viz.steps`), of rank 0 alone.
+It is drawn from the same bars, rows and memory as a figure that stands still (`fsdp_sim.viz.steps`), of one rank alone.
 Its times are counted from the end of the step before, so that it is as long as the simulation says.
 """
 
@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.timeline import Interval, Lane, Memory
+from fsdp_sim.timeline import Interval, Lane, Memory, Timeline
 from fsdp_sim.viz.steps.bars import Bars, bars_from, bars_of, merged
 from fsdp_sim.viz.steps.memory_strip import Strip, moments
 from fsdp_sim.viz.steps.rows import LaneRows, rows_of
@@ -26,7 +26,7 @@ MEMORY_POINTS = 160  # of the curves of memory, which plotly.js draws once per c
 
 @dataclass(frozen=True)
 class Scene(StepView):
-    """One step of rank 0; its timeline has no other rank, so that an operation's row is its ``seq``.
+    """One step of one rank. That of a simulation is rank 0's, and its timeline has no other rank.
 
     Attributes:
         begin_s, end_s: of the step, on all ranks.
@@ -34,6 +34,10 @@ class Scene(StepView):
 
     begin_s: float
     end_s: float
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[0]
 
     @property
     def origin_s(self) -> float:
@@ -68,13 +72,14 @@ class Scene(StepView):
 
     @cached_property
     def exposed_ms(self) -> list[Interval]:
-        """When rank 0 communicates and does not compute."""
-        return [((start_s - self.begin_s) * 1e3, (end_s - self.begin_s) * 1e3) for start_s, end_s in self.exposed(0)]
+        """When the rank communicates and does not compute."""
+        exposed = self.exposed(self.rank)
+        return [((start_s - self.begin_s) * 1e3, (end_s - self.begin_s) * 1e3) for start_s, end_s in exposed]
 
     @cached_property
     def strip(self) -> Strip:
         """Its memory."""
-        return Strip(self, 0)
+        return Strip(self, self.rank)
 
     def bars_between(self, from_ms: float, to_ms: float) -> Bars:
         """The bars of a part of the step: one for each operation, or, of very many, for all narrower than a pixel."""
@@ -111,3 +116,9 @@ def scene(sim: Simulation) -> Scene:
     (begin_s, end_s) = (0.0, *sim.run.step_ends_s)[-2:]
     timeline = sim.memory.timeline(sim.header, [0])
     return Scene(sim.workload.name, timeline, len(sim.run.step_ends_s) - 1, (0,), begin_s, end_s)
+
+
+def scene_of(timeline: Timeline, step: int, rank: int) -> Scene:
+    """What there is to see of a step of a record, on one rank."""
+    view = StepView("", timeline, step, (rank,))
+    return Scene("", timeline, step, (rank,), view.origin_s, view.origin_s + view.step_s)

@@ -117,16 +117,21 @@ def quantities(sim: Simulation) -> tuple[Quantity, ...]:
     )
 
 
+def since_a(now: Simulation, pinned: Simulation) -> list[str]:
+    """Of each number of `quantities` what it is for a pinned plan A, and by how much it has changed."""
+    found = []
+    for (_, _, number), (_, was, a) in zip(quantities(now), quantities(pinned), strict=True):
+        found.append(f"A: {was}, {'the same' if a == number else f'{number / a - 1:+.1%}' if a else 'new'}")
+    return found
+
+
 def numbers_html(now: Simulation, pinned: Simulation | None, reached: Iterable[tuple[str, bool]] = ()) -> str:
     """The numbers of the present plan, under each what a pinned plan A has; and how far one is with a goal."""
     small = "font-size:12px;opacity:.8;white-space:nowrap"
     tiles = []
-    for place, (name, text, number) in enumerate(quantities(now)):
-        before = ""
-        if pinned is not None:
-            _, was, a = quantities(pinned)[place]
-            change = "the same" if a == number else f"{number / a - 1:+.1%}" if a else "new"
-            before = f"<div style='{small}'>A: {was}, {change}</div>"
+    since = since_a(now, pinned) if pinned is not None else ()
+    for place, (name, text, _) in enumerate(quantities(now)):
+        before = f"<div style='{small}'>{since[place]}</div>" if since else ""
         red = f";color:{RED}" if name == "peak memory" and now.fit is not Fit.FITS else ""
         tiles.append(f"<div><div style='{small}'>{name}</div><b style='font-size:17px{red}'>{text}</b>{before}</div>")
     row = "display:flex;flex-wrap:wrap;gap:2px 26px;line-height:1.35"

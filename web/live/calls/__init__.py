@@ -7,6 +7,7 @@ a reader can do something about is a ValueError, whose sentence the page shows.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,12 +17,25 @@ CALLS = {
     "fit": "fit.fit",
     "changes": "fit.changes",
     "trace": "trace.trace",
+    "open_puzzle": "puzzle.open_puzzle",
+    "take": "puzzle.take",
 }
 """By the name that a page uses: the file and its function."""
+PAGES = {"index": "explorer", "fit": "fit", "trace": "trace", "puzzle": "puzzle"}
+"""The file whose calls a page makes."""
 
 
-def call(name: str, argument_json: str) -> str:
+def prepare(page: str) -> None:
+    """Import what a page will ask for, before it asks."""
+    if page in PAGES:
+        import_module(f"{__name__}.{PAGES[page]}")
+
+
+def call(name: str, argument_json: str, progress: Callable[[int, int], object] | None = None) -> str:
     """Answer one question; ``{"answer": ...}``, or ``{"refused": sentence}``.
+
+    Args:
+        progress: told what is done and what there is in all, now and then, by calls that may take long.
 
     Raises:
         KeyError: there is no such call.
@@ -29,7 +43,8 @@ def call(name: str, argument_json: str) -> str:
     file, function = CALLS[name].split(".")
     answer = getattr(import_module(f"{__name__}.{file}"), function)
     try:
-        found: dict[str, Any] = {"answer": answer(json.loads(argument_json))}
+        more = {"progress": progress} if progress else {}
+        found: dict[str, Any] = {"answer": answer(json.loads(argument_json), **more)}
     except (ValueError, TypeError) as error:
         found = {"refused": str(error)}
     return json.dumps(found, separators=(",", ":"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from fsdp_sim.forms import FormState, python_code
-from fsdp_sim.simulation import Fit
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.explorer import drawing, layout_of, words
-from fsdp_sim.viz.explorer.scene import scene
+from fsdp_sim.viz.explorer import composed, drawing, words
+from fsdp_sim.viz.explorer.dependencies_of import Operations
+from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTING, SETTINGS, Control, api_of, chosen, words_of
-from fsdp_sim.viz.explorer.starts import PRESETS
+from fsdp_sim.viz.explorer.starts import GOALS, PRESETS
 
 FIRST = PRESETS["Llama-3-8B on 64 H100"]
 NEEDS_NUMPY = ("straggler", "slow_node", "jitter")
@@ -24,10 +26,20 @@ AT_HAND = (
 """The controls that are in view; the others unfold."""
 
 
+class Shown(NamedTuple):
+    """A plan that works, and what there is to see of it."""
+
+    state: FormState
+    sim: Simulation
+    seen: Scene
+    operations: Operations
+
+
 def begin(argument: dict[str, Any]) -> dict[str, Any]:
-    """What the page has before Python is there: starts, templates, and the first plan with its controls."""
+    """What the page has before Python is there: starts, goals, templates, and the first plan with its controls."""
     return {
         "starts": {name: FormState.read(line).line for name, line in PRESETS.items()},
+        "goals": {name: FormState.read(goal.start).line for name, goal in GOALS.items()},
         "templates": theme.TEMPLATES,
         "config": theme.CONFIG | {"displayModeBar": False},
         "first": see({"line": FIRST}),
@@ -38,46 +50,82 @@ def see(argument: dict[str, Any]) -> dict[str, Any]:
     """The figure, the numbers and the words of a plan.
 
     Args:
-        argument: ``line``: the plan in words. ``key`` and ``option``: of a control that was moved from there.
+        argument: ``line``: the plan in words. ``moves``: of controls that were moved from there, by key.
             ``ends``: of the axes (milliseconds, GiB) as they are, to be kept where what is shown still fits.
+            ``window``: the milliseconds that a reader has zoomed to. ``pinned``: a plan A to compare with, in words.
+            ``goal``: what is to be reached. Of an operation to look at one of: ``operation``, as an answer names it;
+            ``number``, in the order of issue, from 1; ``clicked``: trace and beginning of a bar.
 
     Raises:
         ValueError: the line cannot be read, or the plan is impossible or needs more than a page has.
     """
     state = FormState.read(argument["line"])
-    if key := argument.get("key"):
-        state = moved(state, SETTING[key], argument["option"])
+    for key, option in (argument.get("moves") or {}).items():
+        state = moved(state, SETTING[key], option)
+    now = shown(state.line)
+    a = shown(FormState.read(argument["pinned"]).line) if argument.get("pinned") else None
+    pinned = a.seen if a else None
+    before = argument.get("ends") or (0.0, 0.0)
+    ends = composed.ends(tuple(before), now.seen, pinned)
+    asked = argument.get("window") if ends[0] == before[0] else None
+    window = (float(asked[0]), float(asked[1])) if asked else (0.0, ends[0])
+    row = operation(now, argument, window)
+    choice = (now.operations, now.operations.choose(row)) if row is not None else None
+    changes = composed.changes(now.seen, window, pinned, choice)
+    drawn = [n for n, change in enumerate(changes) if change["visible"]]
+    traces = composed.traces(pinned is not None)
+    layout = composed.layout(None, now.seen, window, ends[1], pinned, a.state.line if a else "")
+    del layout["template"]  # the page's, light or dark
+    goal = GOALS.get(argument.get("goal") or "")
+    since = words.since_a(now.sim, a.sim) if a else [""] * len(words.quantities(now.sim))
+    rows = now.operations.rows
+    return {
+        "line": now.state.line,
+        "pinned": a.state.line if a else None,
+        "goal": argument.get("goal") if goal else None,
+        "data": [traces[n] | plain(changes[n]) for n in drawn],
+        "drawn": drawn,
+        "layout": layout,
+        "ends": ends,
+        "window": window if asked else None,
+        "legend": drawing.legend_html(now.seen),
+        "numbers": [[q.name, q.text, was] for q, was in zip(words.quantities(now.sim), since, strict=True)],
+        "reached": goal.conditions(now.state, now.sim) if goal else [],
+        "fits": now.sim.fit is Fit.FITS,
+        "sentences": [
+            words.headline(now.sim), words.memory(now.sim), words.because(now.sim.explain()),
+            *words.remarks(now.state, now.sim),
+        ],
+        "operations": len(rows),
+        "number": 0 if row is None else rows.index(row) + 1,
+        "operation": None if row is None else list(now.operations.key(row)),
+        "about": choice[1].words if choice else "",
+        "controls": controls(now.state),
+        "python": python_code(now.state),
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def shown(line: str) -> Shown:
+    """A plan simulated: the present one is asked for again when something about the figure changes, as A is."""
+    state = FormState.read(line)
     if unlike := [word for word in NEEDS_NUMPY if word in state.texts]:
         raise ValueError(
             f"{unlike[0]}={state.texts[unlike[0]]} makes ranks differ, which takes numpy: a notebook has it, a page not"
         )
     sim = state.simulate()
     seen = scene(sim)
-    why = sim.explain()
-    before = argument.get("ends") or (0.0, 0.0)
-    ends = (layout_of.kept(before[0], seen.span_ms), layout_of.kept(before[1], layout_of.needed_gib(seen)))
-    window = (0.0, ends[0])
-    traces = [*drawing.lane_traces(), *drawing.memory_traces()]
-    changes = [*drawing.lane_changes(seen, window), *drawing.memory_changes(seen, window)]
-    layout = layout_of.layout(None)
-    del layout["template"]  # the page's, light or dark
-    layout["xaxis"] |= {"range": list(window)}
-    layout["yaxis"] |= seen.places.axis()
-    layout["yaxis2"] |= {"range": [0.0, ends[1]]}
-    return {
-        "line": state.line,
-        "data": [t | plain(c) for t, c in zip(traces, changes, strict=True) if c["visible"]],
-        "layout": layout,
-        "ends": ends,
-        "legend": drawing.legend_html(seen),
-        "numbers": [[q.name, q.text] for q in words.quantities(sim)],
-        "fits": sim.fit is Fit.FITS,
-        "sentences": [
-            words.headline(sim), words.memory(sim), words.because(why), *words.remarks(state, sim)
-        ],
-        "controls": controls(state),
-        "python": python_code(state),
-    }  # fmt: skip
+    return Shown(state, sim, seen, Operations(sim.run, seen))
+
+
+def operation(now: Shown, argument: dict[str, Any], window: tuple[float, float]) -> int | None:
+    """The row of the operation that is asked for; None for none."""
+    rows = now.operations.rows
+    if number := argument.get("number"):
+        return rows[number - 1] if 0 < number <= len(rows) else None
+    if clicked := argument.get("clicked"):
+        return drawing.bar_at(now.seen, window, *clicked)
+    return now.operations.find(tuple(argument["operation"])) if argument.get("operation") else None
 
 
 def moved(state: FormState, setting: Control, option: str | None) -> FormState:

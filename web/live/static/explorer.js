@@ -1,28 +1,44 @@
 // The explorer of the start page. What it shows at first was drawn when the site was built; then Python answers.
-import { element, paragraph } from "./page.js";
+import { $, copy, drawing, element, fill, isDark, notebook, paragraph, whenDark } from "./page.js";
 import { Refused, call, ready } from "./python.js";
+import { WORDS } from "./words.js";
 
-const $ = (id) => document.getElementById(id);
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const begun = await (await fetch(new URL("./first.json", import.meta.url))).json();
 let shown = begun.first; // the last plan that works
 let asked = null; // what is to be asked next: only the latest counts
 let busy = false;
+let drawnOnce = false;
 
-function draw() {
-  const narrow = $("figure").clientWidth < 600;
+async function draw() {
+  await drawing;
+  const figure = $("figure");
   const layout = structuredClone(shown.layout);
-  layout.template = begun.templates[dark.matches ? "dark" : "light"];
-  if (narrow) {
+  layout.template = begun.templates[isDark() ? "dark" : "light"];
+  if (figure.clientWidth < 600) {
     layout.margin.l = 84;
-    layout.yaxis.tickfont = layout.yaxis2.tickfont = { size: 10 };
+    layout.yaxis.tickfont = layout.yaxis2.tickfont = layout.yaxis3.tickfont = { size: 10 };
   }
-  return window.Plotly.react($("figure"), shown.data, layout, begun.config);
+  if (!drawnOnce) figure.replaceChildren();
+  const done = await window.Plotly.react(figure, shown.data, layout, begun.config);
+  if (!drawnOnce) {
+    figure.on("plotly_click", ({ points: [{ curveNumber, base }] }) => {
+      if (base !== undefined) ask({ clicked: [shown.drawn[curveNumber], base] });
+    });
+    figure.on("plotly_relayout", (changed) => {
+      if (changed["xaxis.autorange"]) ask({ window: null, ends: null });
+      else if (Object.keys(changed).some((name) => name.startsWith("xaxis.range"))) ask({ window: figure.layout.xaxis.range });
+    });
+    new ResizeObserver(() => {
+      if (figure.clientWidth && figure.clientWidth !== figure._fullLayout?.width) window.Plotly.Plots.resize(figure);
+    }).observe(figure);
+  }
+  drawnOnce = true;
+  return done;
 }
 
 function control(setting) {
   const read = setting.options.map(([text]) => text);
-  const move = (at) => ask({ key: setting.key, option: setting.options[at][1] });
+  const move = (at) => ask({ moves: { [setting.key]: setting.options[at][1] } });
   let field, beside;
   if (setting.form === "menu") {
     field = element("select", {}, ...read.map((text) => element("option", {}, text)));
@@ -66,9 +82,24 @@ function showControls() {
   if (key && document.activeElement?.dataset?.key !== key) document.querySelector(`[data-key="${key}"]`)?.focus();
 }
 
+/** The link to what is shown: the plan, and where there are any the pinned plan and the goal. */
+function link() {
+  const parts = { plan: shown.line, pinned: shown.pinned, goal: shown.goal };
+  return `#${new URLSearchParams(Object.entries(parts).filter(([, value]) => value))}`;
+}
+
+function linked() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  return given.get("plan") && { line: given.get("plan"), pinned: given.get("pinned"), goal: given.get("goal") };
+}
+
 function say() {
-  $("numbers").replaceChildren(...shown.numbers.map(([name, text]) =>
-    element("div", {}, element("dt", {}, name), element("dd", name === "peak memory" && !shown.fits ? { class: "bad" } : {}, text)))); // prettier-ignore
+  $("numbers").replaceChildren(...shown.numbers.map(([name, text, since]) => {
+    const bad = name === "peak memory" && !shown.fits ? { class: "bad" } : {};
+    return element("div", {}, element("dt", {}, name), element("dd", bad, text), ...(since ? [element("dd", {}, since)] : []));
+  })); // prettier-ignore
+  $("reached").replaceChildren(...shown.reached.map(([text, holds]) =>
+    element("span", { class: holds ? "holds" : "bad" }, element("b", {}, holds ? "✓ " : "✗ "), text))); // prettier-ignore
   const [headline, memory, why, ...remarks] = shown.sentences;
   $("words").replaceChildren(
     paragraph(element("b", {}, headline)),
@@ -78,31 +109,35 @@ function say() {
   );
   $("legend").innerHTML = shown.legend;
   $("seen").classList.remove("stale");
-  history.replaceState(null, "", `#${encodeURIComponent(shown.line)}`);
-  const start = Object.values(begun.starts).indexOf(shown.line);
-  $("start").selectedIndex = start + 1;
-  const cells = [
-    ["markdown", "# A step to explore\n\n`make lab` in a checkout of fsdp_sim opens this notebook."],
+  $("number").max = shown.operations;
+  $("number").value = shown.number;
+  $("number").setAttribute("aria-valuetext", shown.about || WORDS.no_operation);
+  $("about").textContent = shown.about || WORDS.no_operation;
+  $("about").classList.toggle("told", Boolean(shown.about));
+  $("back").hidden = $("unpin").hidden = !shown.pinned;
+  $("start").selectedIndex = Object.values(begun.starts).indexOf(shown.line) + 1;
+  $("goal").selectedIndex = Object.keys(begun.goals).indexOf(shown.goal) + 1;
+  notebook($("notebook"), [
+    ["markdown", `# ${WORDS.notebook_title}\n\n${WORDS.notebook_about}`],
     ["code", `from fsdp_sim.viz import explorer\n\nexplorer(state=${JSON.stringify(shown.line)})`],
     ["code", shown.python],
-  ].map(([cell_type, source], n) => ({ cell_type, id: `cell-${n}`, source, metadata: {}, ...(cell_type === "code" ? { execution_count: null, outputs: [] } : {}) })); // prettier-ignore
-  const notebook = { cells, metadata: { kernelspec: { name: "python3", display_name: "Python 3", language: "python" } }, nbformat: 4, nbformat_minor: 5 };
-  URL.revokeObjectURL($("notebook").href);
-  $("notebook").href = URL.createObjectURL(new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
+  ]);
 }
 
 function refuse(error) {
-  const text = error instanceof Refused ? `Impossible: ${error.message}.` : `The simulator stopped: ${error.message}`;
+  const words = error instanceof Refused ? WORDS.impossible : WORDS.stopped;
   $("words").replaceChildren(
-    element("p", { class: "refused" }, text),
-    paragraph(`The figure still shows the last plan that works: ${shown.line}`),
+    element("p", { class: "refused" }, fill(words, { why: error.message })),
+    paragraph(fill(WORDS.last_that_works, { line: shown.line })),
   );
   $("seen").classList.add("stale");
 }
 
 /** Ask for a plan. While one is answered a newer question replaces the one that waits. */
 async function ask(change) {
-  asked = { line: shown.line, ends: shown.ends, ...change };
+  const { line, ends, window, pinned, goal, operation } = shown;
+  const moves = change.line ? {} : { ...asked?.moves, ...change.moves }; // of several levers each move counts
+  asked = { line, ends, window, pinned, goal, operation, ...asked, number: null, clicked: null, ...change, moves };
   if (busy) return;
   busy = true;
   while (asked) {
@@ -113,6 +148,7 @@ async function ask(change) {
       await draw();
       say();
       showControls();
+      if (link() !== location.hash) history.replaceState(null, "", link());
       document.body.dataset.drawn = Number(document.body.dataset.drawn ?? 0) + 1;
     } catch (error) {
       refuse(error);
@@ -121,35 +157,31 @@ async function ask(change) {
   busy = false;
 }
 
-async function copy(button, text) {
-  const before = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    window.prompt("The browser does not let a page copy. Here it is:", text);
-  }
-  setTimeout(() => (button.textContent = before), 1500);
-}
-
-$("start").append(...["this plan", ...Object.keys(begun.starts)].map((name) => element("option", {}, name)));
-$("start").onchange = () => {
-  const line = Object.values(begun.starts)[$("start").selectedIndex - 1];
-  if (line) ask({ line, ends: null });
+const from = (menu, lines) => Object.values(lines)[menu.selectedIndex - 1];
+$("start").append(...[WORDS.this_plan, ...Object.keys(begun.starts)].map((name) => element("option", {}, name)));
+$("goal").append(...[WORDS.no_goal, ...Object.keys(begun.goals)].map((name) => element("option", {}, name)));
+$("start").onchange = () => from($("start"), begun.starts) && ask({ line: from($("start"), begun.starts), ends: null, operation: null });
+$("goal").onchange = () => {
+  const name = Object.keys(begun.goals)[$("goal").selectedIndex - 1];
+  ask(name ? { goal: name, line: begun.goals[name], ends: null, operation: null } : { goal: null });
 };
-$("copy-link").onclick = () => copy($("copy-link"), location.href);
+$("pin").onclick = () => ask({ pinned: shown.line, ends: null, window: null });
+$("unpin").onclick = () => ask({ pinned: null, ends: null, window: null });
+$("back").onclick = () => ask({ line: shown.pinned });
+$("number").oninput = () => ask({ number: Number($("number").value), operation: null });
+$("next").onclick = () => ask({ number: (shown.number % shown.operations) + 1 });
+$("previous").onclick = () => ask({ number: shown.number > 1 ? shown.number - 1 : shown.operations });
+$("copy-link").onclick = () => copy($("copy-link"), location.href.split("#")[0] + link());
 $("copy-python").onclick = () => copy($("copy-python"), shown.python);
 $("controls").onsubmit = (event) => event.preventDefault();
-dark.addEventListener("change", draw);
-const given = decodeURIComponent(location.hash.slice(1));
-window.addEventListener("hashchange", () => ask({ line: decodeURIComponent(location.hash.slice(1)), ends: null }));
-await draw();
+whenDark(draw);
+window.addEventListener("hashchange", () => linked() && ask({ ...linked(), ends: null, window: null, operation: null }));
 say();
 showControls();
-document.body.dataset.first = "drawn";
-$("state-of").textContent = "Drawn beforehand; the simulator is starting.";
-if (given.includes("=") && given !== shown.line) ask({ line: given, ends: null });
+$("state-of").textContent = WORDS.starting;
 ready.then(
-  () => ($("state-of").textContent = "Live: the simulator runs in this page."),
-  (error) => ($("state-of").textContent = `The simulator cannot run in this browser (${error.message}); the figure stands still.`),
+  () => ($("state-of").textContent = WORDS.live),
+  (error) => ($("state-of").textContent = fill(WORDS.no_python, { why: error.message })),
 );
+if (linked()) ask({ ...linked(), ends: null, window: null });
+else await draw();

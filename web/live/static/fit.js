@@ -1,9 +1,10 @@
 // Will it fit? The form is asked of the simulator; then, which takes longer, what would make it fit.
+import { $, answering, element, fill, list, paragraph, table } from "./page.js";
 import { call } from "./python.js";
-import { answering, element, list, paragraph, table } from "./page.js";
+import { WORDS } from "./words.js";
 
-const form = document.getElementById("form");
-const colours = JSON.parse(document.getElementById("colours").textContent);
+const form = $("form");
+const colours = JSON.parse($("colours").textContent);
 
 function asked() {
   const texts = Object.fromEntries([...new FormData(form)].filter(([, text]) => text !== ""));
@@ -24,28 +25,37 @@ function bar({ memory, limit_bytes, limit, peak }) {
     return part;
   });
   const line = element("div", { class: "limit", style: `left: ${(100 * limit_bytes) / whole}%` });
-  const said = `${peak} at the peak, of ${limit} that a process can use; the table has the parts`;
   return element(
-    "div", { class: "bar", role: "img", "aria-label": said },
-    element("div", { class: "limit-words" }, `a process can use ${limit}`), element("div", { class: "parts" }, ...parts), line,
+    "div", { class: "bar", role: "img", "aria-label": fill(WORDS.of_limit, { peak, limit }) },
+    element("div", { class: "limit-words" }, fill(WORDS.can_use, { limit })), element("div", { class: "parts" }, ...parts), line,
   );
+}
+
+/** The form as it is asked, as a link; a pasted config stays here. */
+function link() {
+  const texts = new URLSearchParams([...new FormData(form)].filter(([, text]) => text !== ""));
+  if (!form.elements.config.value) history.replaceState(null, "", `#${texts}`);
 }
 
 answering(form, async (say, show) => {
   const question = asked();
-  say("The step is simulated.");
+  link();
+  say(WORDS.simulating);
   const found = await call("fit", question);
   const rows = found.memory.map(({ category, name, text }) => [[key(category, "key"), name], text]);
   show(
-    paragraph(found.answer), paragraph(found.why),
-    element("h2", {}, "Memory of a rank at the peak"), paragraph(`${found.peak}; ${found.moment}`), bar(found),
-    table("Memory of a rank at the peak", ["what", "memory"], rows, [1]),
-    element("h2", {}, "The step"), table("The step", null, found.numbers, [1]),
+    element("p", { class: "answer" }, found.answer), paragraph(found.why),
+    element("h2", {}, WORDS.memory_at_the_peak), paragraph(`${found.peak}; ${found.moment}`), bar(found),
+    table(WORDS.memory_at_the_peak, [WORDS.what, WORDS.memory], rows, [1]),
+    element("h2", {}, WORDS.step), table(WORDS.step, null, found.numbers, [1]),
   );
-  document.querySelector("#result p").className = "answer";
-  say("Changes are simulated.");
+  say(WORDS.trying);
   const told = await call("changes", question);
   for (const { sentence, changes } of told) show(element("h2", {}, sentence.replace(/:$/, "")), list(changes));
-  if (found.notes.length) show(element("h2", {}, "Taken as given"), list(found.notes));
+  if (found.notes.length) show(element("h2", {}, WORDS.taken), list(found.notes));
   say("");
 });
+
+const given = new URLSearchParams(location.hash.slice(1));
+for (const [name, text] of given) if (form.elements[name]) form.elements[name].value = text;
+if (given.size) form.requestSubmit();

@@ -11,5 +11,10 @@ WORDS = _TABLES["python"]
 
 
 def script() -> str:
-    """Those that scripts say, as a script: a page that is a file may read no other kind."""
+    """Those that the course's scripts say, as a script: a page that is a file may read no other kind."""
     return f"const WORDS = {json.dumps(_TABLES['script'], ensure_ascii=False, indent=1)};\n"
+
+
+def module() -> str:
+    """Those that the live pages' scripts say, as a module."""
+    return f"export const WORDS = {json.dumps(_TABLES['live'], ensure_ascii=False, indent=1)};\n"
