@@ -42,6 +42,7 @@ DOES = {
     "doctor": ["--json"],
     "completion": ["bash"],
     "diagnose": ["step.jsonl"],
+    "lint": ["--list"],
     "course": ["here"],
 }
 LACKS = {

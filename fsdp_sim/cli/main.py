@@ -34,6 +34,7 @@ COMMANDS = {
     "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
     "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
     "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration."),
+    "lint": CommandEntry("fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model."),
     "diagnose": CommandEntry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
     "validate": CommandEntry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
     "doctor": CommandEntry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),

@@ -43,6 +43,7 @@ class Configuration:
         defaults: a sentence about each default that was filled in. filled: the same as ``key=value``.
         remarks: sentences about what differs, or was left open.
         understood, without_effect: keys of the file that were read, and those that change nothing of a step.
+        given: by dotted name without prefix: the value of each key of the file.
     """
 
     format: str
@@ -58,6 +59,7 @@ class Configuration:
     remarks: tuple[str, ...]
     understood: tuple[str, ...]
     without_effect: tuple[str, ...]
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read(
@@ -94,7 +96,7 @@ def read(
     return Configuration(
         format, schema.package, said.plan, said.cluster, said.dims, said.model, preset, model_file,
         keys.sentences, tuple(f"{key}={value}" for key, value in keys.defaults.items()),
-        tuple(dict.fromkeys(remarks)), keys.understood, keys.without_effect,
+        tuple(dict.fromkeys(remarks)), keys.understood, keys.without_effect, dict(keys.given),
     )  # fmt: skip
 
 

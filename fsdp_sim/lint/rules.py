@@ -1,11 +1,12 @@
-"""The catalogue: what each rule is called, what the trap costs, what to do, where it is from. Data: rules.toml."""
+"""The catalogue: what each rule is called, what the trap costs, what to do, where it is from. Data, in rules.toml."""
 
 from __future__ import annotations
 
 import functools
 import tomllib
 from importlib.resources import files
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from fsdp_sim.words import did_you_mean
 
@@ -24,6 +25,8 @@ class Rule(NamedTuple):
         costs: what happens, with its formula where there is one (Ψ parameters, N ranks).
         fix: what to do.
         source: the symbol of torch, the thread or the paper that says so.
+        trap, instead: fields of `fsdp_sim.Plan` with the trap and without it, where a plan can say it: what it costs is
+            then simulated.
     """
 
     id: str
@@ -33,13 +36,19 @@ class Rule(NamedTuple):
     costs: str
     fix: str
     source: str
+    trap: MappingProxyType[str, Any] = MappingProxyType({})
+    instead: MappingProxyType[str, Any] = MappingProxyType({})
 
 
 @functools.cache
 def rules() -> dict[str, Rule]:
     """All rules by their ids, in the order of the catalogue."""
     table = tomllib.loads(files("fsdp_sim.lint").joinpath("rules.toml").read_text("utf-8"))
-    return {id: Rule(id=id, where=tuple(of.pop("where")), **of) for id, of in table.items()}
+    found = {}
+    for id, of in table.items():
+        plans: dict[str, Any] = {key: MappingProxyType(of.pop(key)) for key in ("trap", "instead") if key in of}
+        found[id] = Rule(id=id, where=tuple(of.pop("where")), **of, **plans)
+    return found
 
 
 def chosen(only: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict[str, Rule]:

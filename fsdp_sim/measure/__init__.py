@@ -6,6 +6,6 @@ need("fsdp_sim.measure", "torch", "tqdm")
 
 from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.measure.model_from_module import model_from_module
-from fsdp_sim.measure.units import units_from_module
+from fsdp_sim.measure.units import block_names, units_from_module
 
-__all__ = ["live_bytes", "model_from_module", "units_from_module"]
+__all__ = ["block_names", "live_bytes", "model_from_module", "units_from_module"]

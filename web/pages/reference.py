@@ -45,6 +45,7 @@ PAPERS = {
     "one_gpu": "docs/one_gpu.md",
     "gpu_day": "docs/gpu_day.md",
     "configurations": "docs/configurations.md",
+    "lint": "docs/lint.md",
     "changelog": "CHANGELOG.md",
 }
 ROOMS = (
