@@ -55,6 +55,7 @@ PROMISES = {
     "fsdp-sim exercises": r"exercises . mutants",
     "fsdp-sim mine": r"0 of 9 parts are yours",
     "fsdp-sim coverage": r"05_overlap",
+    "python -m notebooks.masters.counts": r"\| all \|",
     "fsdp-sim doctor": r"torch",
     "fsdp-sim drill sheet": r"all-gather",
     "fsdp-sim program --torch 2.15": r"ALL_GATHER\(root\)",

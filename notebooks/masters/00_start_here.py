@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Start here: who waits for whom?
 #
-# Four processes train one model together, and a third of the time they wait. In ten minutes you know what they
-# wait for, you have made half of it disappear, and you said beforehand by how much. You need no GPU.
+# Four processes train one model together, and for a third of the time they just wait. In ten minutes you know what
+# they wait for. You have made half of the waiting disappear, and you said beforehand by how much. You need no GPU.
 
 # %% tags=["hide-input", "remove-cell"] slideshow={"slide_type": "skip"}
 # Google Colab has none of this yet: there this cell installs it. Everywhere else it does nothing.
@@ -28,11 +28,25 @@ if "google.colab" in sys.modules:
     bring_labs()
 
 # %%
-from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, in_torch, predict, solution  # noqa: F401
-from labs.experiments.sleeping_blocks import SleepTimes
+import torch
+import torch.distributed as dist
 
+from fsdp_sim import Cluster, Model, Plan, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, predict, solution  # noqa: F401
+from fsdp_sim.mini import fully_shard
+from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.ranks import run
+from fsdp_sim.timeline.analysis import exposed_comm_s, exposed_intervals
+from labs.cluster.torchrun import torchrun
+from labs.data import load_corpus, local_batch
+from labs.experiments.sleeping_blocks import SleepTimes
+from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
+from labs.model import build
+from labs.model.gpt import GPTConfig
+
+# %%
 step = SleepTimes()
+assert 0.3 < exposed_comm_s(step.predict(), rank=0) / step.predict().span_s < 0.35
 viz.timeline(step.predict(), ranks=[0]).titled("A third of this step, the rank waits for the network")
 
 # %% [markdown]
@@ -58,17 +72,6 @@ viz.timeline(step.predict(), ranks=[0]).titled("A third of this step, the rank w
 # parameter is cut into pieces along its first dimension, and each rank keeps one piece.
 
 # %% predict="rows_of_a_rank"
-
-# %%
-import torch
-import torch.distributed as dist
-
-from fsdp_sim.mini import fully_shard
-from fsdp_sim.ranks import run
-from labs.data import load_corpus, local_batch
-from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
-from labs.model import build
-from labs.model.gpt import GPTConfig
 
 
 # %%
@@ -115,8 +118,6 @@ assert order[backward - 1] == "ALL_GATHER(layers.2)"
 # hook, and so does torch (folded below it). Block 3 is made whole, and the last line asks for block 2:
 
 # %%
-from fsdp_sim.mini.group import FSDPParamGroup
-
 in_torch(FSDPParamGroup.pre_backward)
 
 # %% [markdown]
@@ -133,7 +134,7 @@ assert round(1e3 * (off.span_s - on.span_s)) == round(1e3 * step.hideable_s) == 
 assert (round(1e3 * off.span_s), round(1e3 * on.span_s)) == (940, 790)
 
 # %% [markdown]
-# Three of the four all-gathers hide behind the forward before them: 3 × 50 ms. The first one cannot, for nothing
+# Three of the four all-gathers hide behind the forward before them: 3 × 50 ms. The first one cannot, because nothing
 # computes before it.
 
 # %% [markdown]
@@ -144,6 +145,8 @@ assert (round(1e3 * off.span_s), round(1e3 * on.span_s)) == (940, 790)
 
 # %% tags=["nbval-ignore-output"]
 measured = step.run(forward_prefetch=1)
+red = [round(1e3 * start_s) for start_s, end_s in exposed_intervals(on, rank=0) if end_s - start_s > 1e-6]
+assert red == [0, 4 * 60 + 50, round(1e3 * on.span_s) - 50]  # the first gather, that of the turn, the last reduction
 viz.compare(on, measured, titles=("predicted", "measured")).titled(
     "With prefetch only the two ends and the turn are red"
 )
@@ -151,7 +154,7 @@ viz.compare(on, measured, titles=("predicted", "measured")).titled(
 # %% [markdown]
 # Every operation is where the arithmetic put it, a little later: hooks, threads and a busy machine take their share.
 # What hides what is the same. Now make it yours. `SleepTimes(collective_s=0.1)` has a network half as fast,
-# `forward_s=0.03` a faster GPU. When does prefetch stop to gain more?
+# `forward_s=0.03` a faster GPU. When does prefetching stop gaining more?
 
 # %%
 for collective_s in (0.02, 0.05, 0.1, 0.2):
@@ -171,7 +174,7 @@ assert round(off - on) == 3 * 60
 # ## 4. A real model
 #
 # Does all this sharding change what the model learns? Here is a GPT with five blocks, trained on the source code of
-# `torch.distributed`, byte by byte. What is outside of the blocks (embeddings, last norm, head) is a sixth unit, the
+# `torch.distributed`, byte by byte. What lies outside the blocks (embeddings, last norm, head) is a sixth unit, the
 # **root**. Each rank trains on its own rows of each batch.
 
 # %%
@@ -203,8 +206,8 @@ assert four[0][-1] < four[0][0] - 0.8
 assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
 
 # %% [markdown]
-# The gradients are averaged over the ranks, so together they train on one batch: all their rows. And what does a step
-# of it look like? Real compute on few cores, so your picture is noisier than the last one:
+# The gradients are averaged over the ranks, so together they train on one batch: all their rows. And what does one of
+# its steps look like? This is real compute on few cores, so your picture is noisier than the last one:
 
 # %% tags=["nbval-ignore-output"]
 viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
@@ -212,9 +215,9 @@ viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
 )
 
 # %% [markdown]
-# Four processes share your cores, and which of them waits is up to the operating system. Still you can read it: the
-# same all-gathers, the same orange over them in backward. (The strip at the bottom is the memory that FSDP and the
-# optimizer hold. Activations are not counted.)
+# Four processes share your cores, and the operating system decides which of them waits. You can still read it: the
+# same all-gathers, and in backward the same orange over them. (The strip at the bottom is the memory that FSDP and
+# the optimizer hold. Activations are not counted.)
 
 # %% [markdown]
 # ## 5. Your turn
@@ -231,12 +234,10 @@ viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
 # and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this machine.
 #
 # Here are two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
-# if it was right, else of the reference. Below, the blocks are kept after forward: the all-gathers of backward are
-# gone, and with them the gaps that they left. What it costs is memory (chapter 7).
+# if it was right, else of the reference. Below, the blocks are kept after forward. The all-gathers of backward are
+# gone, and so are the gaps they left. The price is memory (chapter 7).
 
 # %%
-from fsdp_sim import Cluster, Model, Plan, simulate
-
 tiny = Model("five blocks", n_layer=5, d_model=2048, n_head=16, d_ffn=8192, vocab=4096)
 eight, bf16 = Cluster("A100-PCIe-80GB", gpus=8), {"param_dtype": "bf16", "micro_batch": 2, "seq_len": 1024}
 steps = {keep: simulate(tiny, eight, Plan(reshard_after_forward=keep, **bf16)) for keep in (None, False)}
@@ -257,8 +258,6 @@ viz.compare(*(simulated.timeline for simulated in steps.values()), titles=titles
 # %% predict="losses_of_torch"
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=4", "--global_batch=32", ranks=2)
 
 # %%
@@ -277,7 +276,8 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=
 # - The numbers do not change: the mini-FSDP and torch's have the losses of one process.
 
 # %% [markdown]
-# > **Our 8B model** shows little red on eight H100: in a step of a second the network works and the GPUs wait for about
-# > 17 ms. So why not take one card, and have no red at all? Because it does not fit. Let's see what stands in the way.
+# > **Our 8B model** shows little red on eight H100: in a step of a second the network works and the GPUs wait for
+# > about 17 ms. So why not take one card, and have no red at all? Because it does not fit. Let's see what stands in
+# > the way.
 #
 # Next: `01_where_the_memory_goes.ipynb`. What is each of these bytes for?

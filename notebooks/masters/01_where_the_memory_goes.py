@@ -20,8 +20,8 @@
 # %% [markdown]
 # > **Our 8B model** on one H100: a step would hold about 145 GiB, and a process gets 78.5. So you buy seven more and
 # > give each a copy of the model, as DDP does. Now each of the eight wants about 173 GiB, even more. Something has to
-# > be divided. What? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 1 --seq-len 8192`, then `--gpus 8
-# > --api ddp --param-dtype bf16`)
+# > be divided. What? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 1 --seq-len 8192`, then `--gpus
+# > 8 --api ddp --param-dtype bf16`)
 
 # %% [markdown]
 # **Core path, about 45 minutes:** sections 2, 3, 4 and 6, with the exercises marked *core*. The rest is
@@ -45,7 +45,11 @@ from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.schedule import toy
 from fsdp_sim.timeline import Op
+from labs.cluster.torchrun import torchrun
+from labs.config import TrainConfig
+from labs.experiments.memory import MemoryCase, counted_step
 from labs.loop.minimal import shard
+from labs.measure.allocations import at_peak
 from labs.model import build, empty
 from labs.model.gpt import GPTConfig
 
@@ -83,26 +87,26 @@ ways = {"DDP (measured)": ddp, "pipeline (drawn)": pipeline, "FSDP (measured)": 
 holders(ways, "Where the layers are kept: with FSDP a quarter of each, on every rank")
 
 # %% [markdown] covers=["coverage 000.1", "coverage 002.1", "coverage 004.1", "coverage 004.2", "coverage 004.34"]
-# A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters: each rank has a quarter
-# of every page, and borrows the other three quarters for as long as it reads that page. To **shard** a tensor is to
-# cut it like this. The full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and optimizer
-# state are all sharded. It comes from DDP by way of ZeRO (section 4) and the library FairScale, and what it changes
-# is storage. After a layer has been used nothing is sent back: the whole copy is freed. Only *gradients* travel
-# back, reduced (added up on the way), and each rank gets its own rows of their mean.
+# A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters. Each rank has a quarter of
+# every page, and borrows the other three quarters for as long as it reads that page. To **shard** a tensor is to cut
+# it like this. The full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and optimizer state
+# are all sharded. It comes from DDP by way of ZeRO (section 4) and the library FairScale, and what it changes is
+# storage. After a layer has been used nothing is sent back: the whole copy is freed. Only *gradients* travel back.
+# They are reduced (added up on the way), and each rank gets its own rows of their mean.
 
 # %% [markdown] covers=["coverage 004.3", "coverage 004.10", "coverage 004.16", "coverage 004.23", "coverage 004.38"]
-# And who *computes*? Everyone: every layer, in the same order, each rank on its own rows of the batch. That is why
-# it is **data** parallel. Two GPUs in the same layer do not share its work; with the same rows on both, one of them
-# would compute for nothing. Step through it, or read the eight panels: a column is a rank, and the four rows
-# of a unit are its quarters. In `layers.1`, who has all four quarters, and who sends an activation?
+# And who *computes*? Everyone: every layer, in the same order, each rank on its own rows of the batch. That is why it
+# is **data** parallel. Two GPUs in the same layer do not share its work. Give both the same rows, and one of them
+# computes for nothing. Step through the figure, or read its eight panels: a column is a rank, and the four rows of a
+# unit are its quarters. In `layers.1`, who has all four quarters, and who sends an activation?
 
 # %%
 viz.shard_map(build_program(toy(3), Plan(), world_size=4))
 
 # %% [markdown] covers=["coverage 004.19", "coverage 004.20", "coverage 004.24", "coverage 004.26"]
-# No rank owns a layer, so nobody broadcasts it, and nobody collects its gradients. Forward takes the layers
-# in order, backward in reverse, because each needs the result of the one before. In both a layer's shards are
-# **all-gathered** on every rank, and the gradients **reduce-scattered**: each rank receives its slice of the mean.
+# No rank owns a layer, so nobody broadcasts it, and nobody collects its gradients. Forward takes the layers in order,
+# and backward in reverse: each needs the result of the one before. In both, a layer's shards are **all-gathered** on
+# every rank. Its gradients are **reduce-scattered**: each rank receives its slice of the mean.
 
 # %% slideshow={"slide_type": "notes"}
 issued = {i.op for i in build_program(toy(3), Plan(), world_size=4).ops if i.group_size > 1}
@@ -139,13 +143,14 @@ counts["last norm"] = sum(p.numel() for p in gpt2.norm.parameters())
 assert counts["12 blocks"] == 12 * 7_087_872
 assert sum(counts.values()) == 124_439_808
 assert gpt2.head.weight is gpt2.tok_emb.weight  # tied: counted once
-million = {name: n / 1e6 for name, n in counts.items()}
-stacks({"GPT-2": million}, "Two thirds of GPT-2 are blocks, a third is one table", "million parameters")
+for name, n in counts.items():
+    print(f"{name:15} {n / 1e6:5.1f} million parameters")
+assert [round(3 * counts[name] / sum(counts.values())) for name in ("12 blocks", "token embedding")] == [2, 1]
 
 # %% [markdown] covers=["coverage 000.4"]
-# The head that predicts the next token uses the embedding's table: the two are **tied**. Count it twice and you
-# get 163 million. Sharded over 4 ranks, each keeps 31 million numbers, a quarter of every
-# tensor: no rank has the whole table, or all of blocks 0 to 2.
+# Two thirds are blocks, and a third is one table. The head that predicts the next token uses the embedding's table:
+# the two are **tied**. Count it twice and you get 163 million. Sharded over 4 ranks, each keeps 31 million numbers, a
+# quarter of every tensor: no rank has the whole table, or all of blocks 0 to 2.
 #
 # Now we take one optimizer step and look for the tensors that are as large as the model.
 
@@ -181,8 +186,8 @@ stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to 
 # %% [markdown]
 # ### Optional: measured on real ranks
 #
-# Don't believe the table, measure: with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
-# FSDP, a unit is gathered and computed in bf16, 2 bytes a number.
+# Don't take the figure's word for it. Measure, with torch's own DDP and FSDP. With `param_dtype=bf16`, a setting of
+# FSDP, a unit is gathered and computed in bf16: 2 bytes a number.
 
 # %% predict="what_bf16_halves"
 
@@ -211,10 +216,10 @@ stacks(named, "Measured on 2 ranks: bf16 changes nothing of what is kept", "kB o
 # %% predict="four_bytes_of_zeros_paper"
 
 # %% [markdown] covers=["coverage 003.2", "coverage 003.9"]
-# The paper writes (2 + 2 + K)Ψ: 2 bytes for the fp16 parameters, 2 for their gradients, and K = 12 for an fp32
-# **master copy** and two moments; Ψ is the number of parameters. (The first 2 is the fp16 copy alone; the fp32
-# one is part of K.) FSDP keeps the fp32 parameters *instead* of a master copy: its bf16 copy of a unit exists only
-# while that unit is whole. So both say 16, and mean different tensors.
+# The paper writes (2 + 2 + K)Ψ, where Ψ is the number of parameters. 2 bytes are the fp16 parameters, 2 their
+# gradients, and K = 12 an fp32 **master copy** and two moments. (So the first 2 is the fp16 copy alone; the fp32 one
+# is in K.) FSDP keeps the fp32 parameters *instead* of a master copy: its bf16 copy of a unit exists only while that
+# unit is whole. Both say 16, and mean different tensors.
 
 # %% [markdown]
 # Some recipes also keep or accumulate gradients in fp32. Write the sum for any of them:
@@ -239,10 +244,10 @@ for weight in (torch.nn.Parameter(torch.ones(8).bfloat16()),):
 stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "bytes per parameter")
 
 # %% [markdown] covers=["coverage 004.15"]
-# The last two have no fp32 copy. With moments in fp32 that is 12 bytes. Write `model.bfloat16()` and give it to AdamW,
-# and the moments are bf16 too: 8 bytes. It is cheap, and rarely trained so. bf16 forgets updates smaller than 1/512 of
-# a weight, so small steps vanish (chapter 8). At 8 bytes a model of 7 billion "needs 56 GB". Does it, and does it fit a
-# card?
+# The last two have no fp32 copy. With moments in fp32 that is 12 bytes. Write `model.bfloat16()` and give it to
+# AdamW, and the moments are bf16 too: 8 bytes. It is cheap, and few people train that way. bf16 forgets updates
+# smaller than 1/512 of a weight, so small steps vanish (chapter 8). At 8 bytes a model of 7 billion "needs 56 GB".
+# Does it, and does it fit a card?
 
 # %% exercise="seven_billion_on_one_card"
 
@@ -250,14 +255,14 @@ stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "byt
 holds, needed_bytes = checked.use()
 assert not holds
 assert needed_bytes == 112e9
-seven = {f"{n} GPU{'s' * (n > 1)}": {"kept on each, GB": needed_bytes / n / 1e9} for n in (1, 2, 4, 8)}
-stacks(seven, "7 billion parameters keep 112 GB: no card of 80 GB holds that", "GB")
+rows = tuple((f"{n}", f"{needed_bytes / n / 1e9:.0f} GB") for n in (1, 2, 4, 8))
+HTML(viz.Table("What 7 billion parameters keep", ("GPUs", "on each"), rows).to_html())
 
 # %% [markdown] covers=["coverage 004.17", "coverage 004.18"]
 # On 8 cards the states take 14 GB each. 13 billion parameters take 208 GB: nine cards of 24 GB before the first
-# activation. So "it fits on consumer GPUs" may be true, but these numbers do not show it: they leave out what the
-# next sections are about. Why divide the *optimizer's* state first? Look at the picture of the recipes: with 8 of 16
-# bytes it is the largest part, and no rank needs another rank's.
+# activation. "It fits on consumer GPUs" may still be true, but these numbers do not show it. They leave out what the
+# next sections are about. And why divide the *optimizer's* state first? Look at the picture of the recipes: with 8 of
+# 16 bytes it is the largest part, and no rank needs another rank's.
 
 # %%
 assert 16 * 7e9 / 8 == 14e9
@@ -266,8 +271,8 @@ assert 8 * 24e9 < 16 * 13e9 < 9 * 24e9
 # %% [markdown]
 # ## 4. ZeRO: one thing more at each stage
 #
-# DDP keeps on every rank what every other rank keeps too. **ZeRO** (zero redundancy optimizer) divides that
-# in three stages, beginning with the optimizer's state.
+# With DDP every rank keeps what every other rank keeps too. **ZeRO** takes its name from that, *zero redundancy
+# optimizer*. It divides what is kept in three stages, and begins with the optimizer's state.
 
 # %% predict="left_after_zero_1"
 
@@ -293,9 +298,9 @@ assert [round(sum(zero[name].values()), 2) for name in stages] == [1.99, 1.12, 0
 stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")
 
 # %% [markdown] covers=["coverage 003.1", "coverage 003.3", "coverage 003.10", "coverage 001.1", "coverage 000.3"]
-# Stage 1 divides the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. Stage 3 with
-# the parameters gathered layer by layer, and freed again, is FSDP. The first two end a step with an
-# all-gather of the new parameters, and so send as many bytes as DDP; FSDP gathers before every use instead.
+# Stage 1 divides the optimizer's state. Stage 2 divides the gradients too, and stage 3 the parameters. Gather those
+# layer by layer, free them again, and stage 3 is FSDP. The first two stages end a step with an all-gather of the new
+# parameters, so they send as many bytes as DDP. FSDP gathers before every use instead.
 
 # %% exercise="state_bytes_of_a_rank"
 
@@ -308,10 +313,10 @@ curves(lines, "7 billion parameters: only FSDP has no floor", x="ranks", y="GB o
        limits={"a card of 80 GB": 80})  # fmt: skip
 
 # %% [markdown] covers=["coverage 003.5", "coverage 002.21", "coverage 003.4"]
-# That is the whole idea. Compute like data parallel, and store like **model parallel** (layers, or parts of them, on
-# different GPUs). A layer needs its parameters only while it computes, so only then are they whole. Model
-# parallelism has to send activations, within each layer (tensor parallel) or between stages (pipeline).
-# FSDP sends parameters and gradients, whose bytes do not grow with the batch.
+# That is the whole idea. Compute like data parallel, and store like **model parallel**, which puts layers, or parts
+# of them, on different GPUs. A layer needs its parameters only while it computes, so only then are they whole. Model
+# parallelism has to send activations: within each layer (tensor parallel) or between stages (pipeline). FSDP sends
+# parameters and gradients, and their bytes do not grow with the batch.
 
 # %% [markdown]
 # ## 5. The peak is more than the states
@@ -326,7 +331,7 @@ rows_12 = {"micro_batch": 12, "seq_len": 1024}
 whole = {"DDP": simulate("gpt2-124m", eight, Plan(api="ddp", **rows_12))}
 for n in (4, 8):
     whole[f"FSDP, {n} ranks"] = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), Plan(**rows_12))
-viz.memory_waterfall(whole).titled("Four ranks save a tenth, not three quarters: activations and logits stay whole")
+viz.memory_waterfall(whole).titled("Four ranks save a twelfth, not three quarters: activations and logits stay whole")
 
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
@@ -340,11 +345,11 @@ assert round(110e6 * 16 / 1e9, 2) == 1.76
 assert 108e6 < bert < 110e6
 
 # %% [markdown] covers=["coverage 000.11", "coverage 003.14", "coverage 004.11", "coverage 004.14", "coverage 004.22"]
-# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own
-# rows and are not sharded. Nor are the **logits**, a score of every word for every token: 12 × 1,024 tokens
-# times 50,257 words in fp32 is 2.47 GB, and the loss needs about three such tensors. Every "1/N", "8 times
-# less" or "52 to 55%" you read is about states, or parameters alone. (So is BERT at 440 MB, 220 on 2 GPUs, 110
-# "with mixed precision": that is parameters only. With gradients and moments it is 1.76 GB, and shards stay fp32.)
+# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own rows
+# and are not sharded. Nor are the **logits**, a score of every word for every token: 12 × 1,024 tokens times 50,257
+# words in fp32 is 2.47 GB, and the loss needs about three such tensors. So when you read "1/N" or "8 times less",
+# ask: of what? Mostly it is of states, or of parameters alone. (BERT's 440 MB are its parameters in fp32. With
+# gradients and moments it keeps 1.76 GB, and bf16 changes nothing of that.)
 
 # %% exercise="what_more_ranks_divide"
 
@@ -372,16 +377,17 @@ print(f"one layer: {layer_bytes / 1e9:.1f} GB; its shard: {layer_bytes / 1e6 / 1
       f"the peak on each rank: {thousand.peak_memory_bytes / 1e9:.1f} GB")  # fmt: skip
 assert layer_bytes > 7.7e9
 assert thousand.peak_memory_bytes > 3 * layer_bytes
+assert thousand.peak_memory_bytes < 3.1 * layer_bytes
 assert f"{layer_bytes / 1e9:.1f} and {thousand.peak_memory_bytes / 1e9:.1f}" == "8.2 and 24.8"
 viz.memory_waterfall(thousand).titled("On a thousand ranks the peak is still three layers")
 
 # %% [markdown] covers=["coverage 004.40", "coverage 004.37", "coverage 002.22", "coverage 002.23"]
 # Three times the layer. With 6 GB free on each GPU this is impossible, and a million GPUs would not help: what is
-# stored shrinks with the ranks, what is *used* does not. A unit is gathered whole, and it is not alone: there are its
-# parameters, the flat buffer in which a gather arrives, and in backward its gradients and the buffer they are
-# sent in. So "one layer at a time" takes three to four times a layer (chapter 7). Nothing is "sharded
-# again" after use: the shard was there all along, the whole copy is freed. And the optimizer updates shards: for that
-# no layer is ever whole. What helps is a smaller unit, or a layer that is itself divided (tensor parallel).
+# stored shrinks with the ranks, what is *used* does not. A unit is gathered whole, and it is not alone. There are its
+# parameters, the flat buffer in which a gather arrives, and in backward its gradients and the buffer they are sent
+# in. So "one layer at a time" takes three to four times a layer (chapter 7). Nothing is "sharded again" after use:
+# the shard was there all along, and the whole copy is freed. The optimizer updates shards, so for that no layer is
+# ever whole. What helps is a smaller unit, or a layer that is itself divided (tensor parallel).
 #
 # Where does that memory come from, and where does it go? Each parameter asks for room for *all* ranks' rows, and after
 # use gives it back without losing the tensor. Look at `resize_`, in our mini and in torch:
@@ -413,9 +419,8 @@ assert [sim.fits for sim in on_eight.values()] == [True, True, True, False]
 viz.memory_waterfall(on_eight).titled("On eight cards 30 billion parameters fit, and 70 billion do not")
 
 # %% [markdown]
-# 30 billion parameters fit on 8 cards, 70 billion do not. Your turn, on smaller cards: which plan fits, and
-# wastes least time? *Activation checkpointing* keeps fewer activations and computes them again in backward
-# (chapter 7).
+# 30 billion parameters fit on 8 cards, 70 billion do not. Now you, with smaller cards. Which plan fits, and wastes
+# least time? *Activation checkpointing* keeps fewer activations and computes them again in backward (chapter 7).
 
 # %% exercise="plan_for_24_gb"
 
@@ -428,6 +433,7 @@ plans = {name: simulate("gpt2-1.5b", cards, Plan(seq_len=1024, **one)) for name,
 for name, sim in plans.items():
     print(f"{name}: {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU" if sim.fits else f"{name}: does not fit")
 assert plans["your plan"].fits
+assert not all(sim.fits for sim in plans.values())
 viz.memory_waterfall(plans).titled("Change one setting of your plan, and it may no longer fit")
 
 # %% [markdown]
@@ -457,10 +463,10 @@ assert abs(totals[2] / totals[0] - 1) < 0.01
 stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank in one step")
 
 # %% [markdown] covers=["coverage 000.33", "coverage 004.33", "coverage 004.29", "coverage 004.39"]
-# Half as much again. The price is the second gather, not that layers run one after the other (they always did).
-# Much of it hides behind compute (chapter 5). What you get for it is memory; the larger batch of many ranks comes
-# from data parallelism, with DDP as with FSDP. Storage is divided, and the optimizer's work; the computation of each
-# row is not. If your model fits with DDP, and time is all you want, you gain nothing here.
+# Half as much again. You pay with the second gather. (That layers run one after the other is nothing new, they always
+# did.) Much of it hides behind compute (chapter 5). What you get for it is memory. The larger batch of many ranks
+# comes from data parallelism, with DDP as with FSDP. Storage is divided, and the optimizer's work; the computation of
+# each row is not. If your model fits with DDP, and time is all you want, you gain nothing here.
 
 # %% [markdown]
 # What people say about this subject, each statement folded with what is true:
@@ -479,15 +485,9 @@ board("memory")
 # %% predict="what_the_process_takes"
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--seq_len=64", ranks=2)
 
 # %%
-from labs.config import TrainConfig
-from labs.experiments.memory import MemoryCase, counted_step
-from labs.measure.allocations import at_peak
-
 setting = MemoryCase(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
 counted = counted_step(setting)  # the same step once more, with every tensor counted
 process_bytes, tensor_bytes = lab.metrics[-1]["memory_bytes"], sum(at_peak(counted).values())
@@ -496,20 +496,14 @@ assert process_bytes > 10 * tensor_bytes
 assert abs(tensor_bytes / setting.peak_bytes - 1) < 0.05
 print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5%; the process has over ten times that")
 
-# %% tags=["nbval-ignore-output"]
-viz.memory_waterfall({"predicted": setting.simulation, "counted": counted}).titled(
-    "Predicted and counted agree, part by part"
-)
-
 # %% [markdown] covers=["coverage 001.24", "coverage 001.30", "coverage 001.39", "coverage 004.75", "coverage 004.120"]
 # The rest is torch's own code.
 
 # %% [markdown]
-# On a GPU it is much the same. `nvidia-smi` shows what the process has *reserved*, and the CUDA context: not what it
-# needs, and not the peak. Ask the allocator instead: `torch.cuda.reset_peak_memory_stats()` before a phase,
-# `max_memory_allocated()` and `max_memory_reserved()` after it, on *every* rank (the last may hold less), not rank 0
-# alone. The trainer logs it with time and tokens for every step. "12 to 25% of the memory" is again about states;
-# your number is the peak.
+# On a GPU it is much the same. `nvidia-smi` shows what the process has *reserved*, and the CUDA context. That is
+# neither what the job needs nor its peak. Ask the allocator: `torch.cuda.reset_peak_memory_stats()` before a phase,
+# `max_memory_allocated()` and `max_memory_reserved()` after it, on *every* rank, since the last may hold less than
+# rank 0. The trainer logs it for every step, beside time and tokens.
 #
 # One more habit for long runs: keep the best *and* the last checkpoint. With validation off, "save if the
 # loss is best" may never save.
@@ -531,8 +525,9 @@ viz.memory_waterfall({"predicted": setting.simulation, "counted": counted}).titl
 # - The largest unit must fit, whatever N is. The price of it all is a second gather.
 
 # %% [markdown]
-# > **Our 8B model** has 8.03 billion parameters, and 16 bytes for each are 128 GB. No card has that. Eight cards divide
-# > it, and keep 16 GB each. A step on them still holds about 66 GiB: the rest is activations and logits, and we come
-# > back to those (chapter 7). First something else. Before a block can compute, its eight pieces must come together.
+# > **Our 8B model** has 8.03 billion parameters, and 16 bytes for each are 128 GB. No card has that. Eight cards
+# > divide it, and keep 16 GB each. A step on them still holds about 66 GiB: the rest is activations and logits, and
+# > we come back to those (chapter 7). First something else. Before a block can compute, its eight pieces must come
+# > together.
 #
 # Next: `02_collectives.ipynb`, what an all-gather and a reduce-scatter send.

@@ -17,9 +17,9 @@
 # an all-gather, a reduce-scatter and an all-reduce leave on each rank, and count the bytes of a training step.
 
 # %% [markdown]
-# > **Our 8B model** lies in eight pieces, one on each card, and no card can compute a block with what it has. So before
-# > every block the pieces come together, and every gradient has to find the card that keeps its rows. All that in a
-# > step of about 1.0 s. How many bytes must a card send? Guess now; we count them at the end.
+# > **Our 8B model** lies in eight pieces, one on each card, and no card can compute a block with what it has. So
+# > before every block the pieces come together, and every gradient has to find the card that keeps its rows. All that
+# > in a step of about 1.0 s. How many bytes must a card send? Guess now; we count them at the end.
 #
 # **Core path, about 45 minutes:** sections 1, 2, 3 and 8, with the exercises marked *core*. The rest is
 # there if you like.
@@ -31,11 +31,15 @@
 import torch
 import torch.distributed as dist
 from IPython.display import HTML
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim import Cluster, Plan, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn.exercises.collectives.more_than_ddp import Model, sent
 from fsdp_sim.learn.judges.account import GLOO, message_bytes, sent_bytes
 from fsdp_sim.learn.pictures.collectives import alpha_beta, sent_bars
+from fsdp_sim.measure.on_rank import Case, measure
 from fsdp_sim.mini.collectives import (
     all_gather_single,
     foreach_all_gather,
@@ -43,7 +47,12 @@ from fsdp_sim.mini.collectives import (
     reduce_scatter_single,
 )
 from fsdp_sim.ranks import Network, run
+from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
 from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from labs.experiments.mine import mine
+from labs.loop.minimal import shard
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 # %% [markdown]
 # ## 1. Three collectives
@@ -80,8 +89,9 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 # are added, each leaves with *its* piece of the sum. **All-reduce**: all leave with the whole sum.
 
 # %% [markdown]
-# FSDP all-gathers parameters before a unit computes, in forward and again in backward, and reduce-scatters its
-# gradients. There is no third kind: after the optimizer's step the next forward gathers anyway.
+# When does FSDP use which? It all-gathers a unit's parameters before the unit computes, in forward and again in
+# backward. Then it reduce-scatters the gradients. That is all: after the optimizer's step nothing is sent, because
+# the next forward gathers anyway.
 
 # %% [markdown] covers=["coverage 004.21", "misconception 18"]
 # ## 2. Does an owner broadcast?
@@ -132,7 +142,8 @@ viz.collective("all-gather", ranks=4)
 chunks = [torch.tensor([float(10 * r + 1), float(10 * r + 2)]) for r in range(3)]
 gathered = run(lambda use: use(chunks[dist.get_rank()]).tolist(), 3, checked.use, progress=False)
 assert all(torch.tensor(rows).equal(torch.stack(chunks)) for rows in gathered)
-viz.collective("all-gather", data=[chunk.tolist() for chunk in chunks])
+rows = tuple((f"rank {r}", ", ".join(f"{x:g}" for chunk in whole for x in chunk)) for r, whole in enumerate(gathered))
+HTML(viz.Table("Your ring on three ranks: all have all six", ("", "holds"), rows).to_html())
 
 # %% [markdown]
 # ## 4. The same ring, with additions
@@ -160,6 +171,7 @@ assert list(reduced) == [4.0 * 2**16] * 4
 parts = [(REDUCE_SCATTER, sent_bytes(reduced.records[0]) / 2**20)]
 whole = [(ALL_REDUCE, 2 * 3 / 4 * 4 * 2**16 * 4 / 2**20)]
 bars = {"your sends": parts, "a ring all-reduce": whole}
+assert abs(2 * parts[0][1] / whole[0][1] - 1) < 0.01
 sent_bars(bars, "MiB sent by rank 0", "A reduce-scatter sends half of what an all-reduce sends")
 
 # %% [markdown]
@@ -191,8 +203,8 @@ assert same == [True] * 4
 # %% [markdown] covers=["coverage 004.57", "coverage 000.33"]
 # **All-reduce = reduce-scatter + all-gather.** FSDP lives on this equation. DDP keeps a replica on every rank and
 # all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells it which GPU the replica
-# is on). FSDP opens the all-reduce in the middle. After the reduce-scatter a rank steps its piece; the all-gather that
-# follows, in the next forward, brings new parameters instead of old gradients. (On gloo the two agree to the last
+# is on). FSDP opens the all-reduce in the middle. After the reduce-scatter a rank steps its piece. Then the
+# all-gather of the next forward brings new parameters instead of old gradients. (On gloo the two agree to the last
 # bit. Other libraries may add in another sequence, and then the last bits differ.)
 
 # %% exercise="all_reduce_in_two_halves"
@@ -208,6 +220,7 @@ assert list(done) == [[6.0]] * 4
 kinds = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
 parts = [(kinds[record.op], 3 / 4 * message_bytes(record) / 2**10) for record in done.records[0]]
 bars = {"two halves": parts, "all-reduce": [(ALL_REDUCE, 2 * 3 / 4 * 1002 * 4 / 2**10)]}
+assert sum(kib for _, kib in parts) == 2 * 3 / 4 * 1004 * 4 / 2**10
 sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and the padding: two numbers here")
 
 # %% [markdown]
@@ -224,9 +237,9 @@ sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and
 
 # %% [markdown]
 # Inside a node the switch can add:
-# [NVLS](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable), and SHARP in the network.
-# Then a GPU sends 1 + 1/W of the message and not 2(W-1)/W: 1 GiB on eight H100 takes 4.1 ms instead of 5.2. That is
-# less than any ring can do. It helps DDP, and the all-reduce between copies (chapter 10). All-gathers and
+# [NVLS](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable), and SHARP in the
+# network. Then a GPU sends 1 + 1/W of the message and not 2(W-1)/W: 1 GiB on eight H100 takes 4.1 ms instead of 5.2.
+# That is less than any ring can do. It helps DDP, and the all-reduce between copies (chapter 10). All-gathers and
 # reduce-scatters, the two that FSDP needs, are rings in those measurements, and so they are in this course.
 
 # %% [markdown]
@@ -273,10 +286,10 @@ print(*names, sep="\n")
 assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
 
 # %% [markdown] covers=["misconception 33"]
-# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`; each rank
-# keeps its piece and drops the rest. (No wonder that section 5 found the same bits.) So never judge FSDP's
-# cost by gloo's bytes or times. What does carry over to GPUs: which collectives run, in which order, of how
-# many elements. That is what this course counts, and what it simulates.
+# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`, and each rank keeps
+# its piece and drops the rest. (No wonder that section 5 found the same bits.) So never judge FSDP's cost by gloo's
+# bytes or times. What does carry over to GPUs? Which collectives run, in which order, of how many elements. That is
+# what this course counts, and what it simulates.
 
 # %% [markdown]
 # ## 7. What a message costs
@@ -286,8 +299,6 @@ assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
 # %% predict="time_of_4096_times_the_bytes"
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.measure.on_rank import Case, measure
-
 cases = [Case(op, n_bytes=1024 * 4**k, group_size=2) for op in ("all_gather", "all_reduce") for k in range(1, 8)]
 measured = run(measure, 2, cases, "cpu", 0.02, record=False, progress=False, show_output=False)
 times = [max(of_one, key=lambda time: time.seconds) for of_one in zip(*measured, strict=True)]
@@ -315,11 +326,11 @@ print(
 alpha_beta(times, **link, sent_bytes=sizes)
 
 # %% [markdown]
-# Where the dotted line (latency) and the dashed one (bytes) cross, both cost the same: at latency ×
-# bandwidth. Far to the left a message of half the size costs as much; that is why FSDP sends all parameters
-# of a unit in *one* message, and why very small units are slow. In a ring each of the W-1 steps has its
-# latency, so alpha grows with the ranks; beta's part hardly does, since (W-1)/W stays below 1. An all-reduce
-# has twice the steps, so on the left it takes longer than an all-gather: one curve for both is a compromise.
+# Where the dotted line (latency) and the dashed one (bytes) cross, both cost the same: at latency × bandwidth. Far to
+# the left a message of half the size costs as much. That is why FSDP sends all parameters of a unit in *one* message,
+# and why very small units are slow. In a ring each of the W-1 steps has its latency, so alpha grows with the ranks.
+# Beta's part hardly does, since (W-1)/W stays below 1. An all-reduce has twice the steps, so on the left it takes
+# longer than an all-gather: one curve for both is a compromise.
 #
 # What this model ignores: links of different speed on one way, several messages at once, ranks that come late.
 
@@ -346,12 +357,12 @@ assert all(abs(rate / 25 - 1) < 0.15 for rate in bus.values())
 sent_bars(bars, "MB/s", "Bus bandwidth is that of the link, 25 MB/s; size over time is not")
 
 # %% [markdown]
-# Size over time is the **algorithm bandwidth**: more than the link's for an all-gather, since a quarter of what a rank
-# has in the end never travelled, and less for an all-reduce, which goes round twice. **Bus bandwidth** counts what a
-# ring sends: times (W-1)/W for an all-gather or reduce-scatter, times 2(W-1)/W for an all-reduce. That is what each
-# link carries, so one number fits all collectives and any W, and you can compare it with a data sheet. NVIDIA's
-# [`nccl-tests`](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) print both, as `algbw` and
-# `busbw`.
+# Size over time is the **algorithm bandwidth**. For an all-gather it is more than the link's, since a quarter of what
+# a rank has in the end never travelled. For an all-reduce, which goes round twice, it is less. **Bus bandwidth**
+# counts what a ring sends: times (W-1)/W for an all-gather or reduce-scatter, times 2(W-1)/W for an all-reduce. That
+# is what each link carries. So one number fits all collectives and any W, and you can compare it with a data sheet.
+# NVIDIA's [`nccl-tests`](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) print both, as `algbw`
+# and `busbw`.
 
 # %% [markdown]
 # And the largest messages from before, on this machine, with no wire between?
@@ -364,15 +375,15 @@ for time in (times[6], times[13]):
 assert times[6].n_bytes == times[13].n_bytes == 16 * 2**20
 
 # %% [markdown]
-# Here the "link" is memory, which copies and additions share: no data sheet has its number. And the factor supposes a
-# ring: for gloo's own reduce-scatter, which sends twice as much, it would show half.
+# Here the "link" is memory, and copies and additions share it: no data sheet has its number. And the factor supposes
+# a ring. Gloo's own reduce-scatter sends twice as much, so it would show half.
 
 # %%
 in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
 
 # %% [markdown]
-# The table says where this happens in the mini-FSDP and in torch: a unit's shards are copied into one buffer,
-# one collective moves it, and the pieces are copied out.
+# The table says where this happens, in the mini-FSDP and in torch. It takes three moves: copy a unit's shards into
+# one buffer, send it in one collective, copy the pieces out.
 #
 # ## 8. A training step: 2Ψ or 3Ψ?
 #
@@ -394,22 +405,20 @@ assert [round(value) for value in psi.values()] == [2, 2, 3, 2]
 sent_bars(pieces, "Ψ sent by a rank in a step, 1024 ranks", "FSDP gathers twice: 3 Ψ where DDP sends 2 Ψ")
 
 # %% [markdown] covers=["misconception 13", "misconception 14"]
-# So all three are right about something: ZeRO-1, ZeRO-2 and FSDP with `reshard_after_forward=False` send 2Ψ, as DDP
-# does; FSDP that frees parameters after forward sends 3Ψ. And bytes are elements times the size of their dtype,
-# which may differ: parameters gathered in 2 bytes and gradients reduced in 4 make 2 × 2 + 4 = 8 bytes per
-# parameter, DDP in fp32 also 2 × 4 = 8.
+# So all three are right about something. ZeRO-1, ZeRO-2 and FSDP with `reshard_after_forward=False` send 2Ψ, as DDP
+# does. FSDP that frees parameters after forward sends 3Ψ. And bytes are elements times the size of their dtype, which
+# may differ. Gather in 2 bytes and reduce in 4, and you send 2 × 2 + 4 = 8 bytes a parameter. DDP in fp32 sends 2 × 4
+# = 8, too.
 
 # %% [markdown]
 # ### Your own FSDP: the collective
 #
-# The course has a thread: a file of yours, `my_fsdp.py`, becomes a `fully_shard` in plain torch. Each chapter from here
-# to 9 has a part of it, and what you skip is the reference's. The first part takes gradients to their owners.
+# The course has a thread: a file of yours, `my_fsdp.py`, becomes a `fully_shard` in plain torch. Each chapter from
+# here to 9 has a part of it, and what you skip is the reference's. The first part takes gradients to their owners.
 
 # %% exercise="reduce_scatter_mean"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -423,24 +432,21 @@ standing.picture
 
 # %% exercise="more_than_ddp"
 
+
 # %%
-from fsdp_sim.learn.exercises.collectives.more_than_ddp import Model, sent
-
-
 def ratios(use):
     x = torch.ones(2, 64)
     return {blocks: use(Model(64, 64, blocks), x, sent)["ratio"] for blocks in (1, 3, 7, 15)}
 
 
-over = viz.theme.LegendKind("FSDP's elements over DDP's", "#0072B2", "#FFFFFF")
 found = run(ratios, 2, checked.use, progress=False, show_output=False)[0]
 assert found == {blocks: 1.5 - 0.5 / (blocks + 1) for blocks in found}
-bars = {f"the root and {blocks} more": [(over, ratio)] for blocks, ratio in found.items()}
-sent_bars(bars, "times what DDP sends", "The larger the root's share, the further below 1.5")
+rows = tuple((f"the root and {blocks} more", f"{ratio:.3f}") for blocks, ratio in found.items())
+HTML(viz.Table("The larger the root's share, the further below 1.5", ("units", "times DDP's"), rows).to_html())
 
 # %% [markdown] covers=["misconception 13"]
-# The root, whose parameters torch keeps after forward by default, is gathered once and reduced once: the
-# ratio is 1.5 less half of the root's share of the parameters.
+# Torch keeps the root's parameters after forward by default. So the root is gathered only once, and reduced once. The
+# ratio is 1.5, less half of the root's share of the parameters.
 #
 # ## 9. Does it scale?
 #
@@ -458,8 +464,6 @@ viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512]).titled(
 )
 
 # %%
-from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
-
 kept = {name: line_of(name, case, [8, 512], "weak").kept for name, case in cases_of(lines, None, None).items()}
 print(*(f"{name} keeps {share:.0%} of its speed from 8 to 512 GPUs" for name, share in kept.items()), sep="\n")
 assert kept["DDP"] > 0.95
@@ -468,8 +472,9 @@ assert 0.85 < kept["FSDP"] < kept["DDP"]
 # %% [markdown] covers=["coverage 001.25"]
 # For a model that fits it is the other way round. DDP goes on to hundreds of GPUs, and FSDP loses first: its rings
 # carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated: of many nodes the slowest is a
-# few percent slower, and no link fails.) Memory limits DDP, not the number of GPUs. Bandwidth and latency limit both,
-# measured against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter 10.
+# few percent slower, and no link fails.) Memory limits DDP, the number of GPUs does not. Bandwidth and latency limit
+# both, measured against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter
+# 10.
 
 # %%
 misconceptions("collectives")
@@ -480,15 +485,8 @@ misconceptions("collectives")
 # torch's own DDP and `fully_shard`, one step of the same GPT on two real ranks, every collective on record. The GPT
 # has five blocks, each a unit, and the root.
 
+
 # %%
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-
-from labs.loop.minimal import shard
-from labs.model import build
-from labs.model.gpt import GPTConfig
-
-
 def step(api):
     model, tokens = build(GPTConfig.preset("teaching")), torch.zeros(2, 16, dtype=torch.long)
     model = DistributedDataParallel(model) if api == "ddp" else shard(model, fully_shard)
@@ -510,25 +508,17 @@ print(f"FSDP2 sends {ratio:.2f} times what DDP sends")
 assert (len(issued["ddp"]), len(issued["fsdp2"])) == (1, 17)
 assert 1.4 < ratio < 1.5
 
-# %%
-kinds = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
-bars = {}
-for api, records in issued.items():
-    of_kind = {op: [record for record in records if record.op == op] for op in kinds}
-    bars[api] = [(kinds[op], sent_bytes(some) / 2**20) for op, some in of_kind.items() if some]
-sent_bars(bars, "MiB sent by rank 0 in a step, as rings", "Two gathers and a reduction against one all-reduce")
-
 # %% [markdown]
-# FSDP issues eleven all-gathers and six reduce-scatters. The root is gathered only once, so what they send is a little
-# less than 1.5 times DDP's.
+# FSDP issues eleven all-gathers and six reduce-scatters, where DDP makes do with one all-reduce. The root is gathered
+# only once, so FSDP sends a little less than 1.5 times as much.
 
 # %% [markdown]
 # Go on in `lab_01_ddp_to_fsdp2.ipynb`, which runs both as `torchrun` scripts, and `lab_09_nodes.ipynb`, which counts
 # what crosses from node to node.
 #
 # **On one GPU** there is nothing to send: `fsdp-sim calibrate --device cuda` measures its kernels alone. **On many:**
-# the same command fits NCCL's latency and bandwidth on your links, and `python -m labs.experiments.ddp_to_fsdp2 --ranks
-# N` runs this comparison on NCCL.
+# the same command fits NCCL's latency and bandwidth on your links, and `python -m labs.experiments.ddp_to_fsdp2
+# --ranks N` runs this comparison on NCCL.
 
 # %% tags=["nbval-ignore-output"]
 board("collectives")

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Sharding a tensor: who keeps which numbers?
 #
-# After this chapter you can say which rows of a parameter a rank keeps, read a DTensor, make a model that is too
-# large for one process, fill it from a checkpoint, and prove that a model is sharded.
+# Which rows of a parameter does a rank keep? After this chapter you can say it, and read a DTensor. You can make a
+# model that is too large for one process, and fill it from a checkpoint. And you can prove that a model is sharded.
 
 # %% [markdown]
 # > **Our 8B model** begins with an embedding of 128,256 rows. Each of eight cards is to keep an eighth of it. Which
@@ -39,10 +39,17 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn.exercises.sharding.audit_of_shards import PartlySharded
+from fsdp_sim.learn.exercises.sharding.moved_before_sharding import Layers as Six
+from fsdp_sim.learn.exercises.sharding.original_parameters import Layers
+from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures.sharding import by_columns, by_rows, end_to_end, owners
 from fsdp_sim.mini import FSDPParam, init_weights
 from fsdp_sim.ranks import run
+from labs.cluster.torchrun import torchrun
+from labs.experiments.mine import mine
 
+# %%
 CPU = torch.device("cpu")
 
 # %% [markdown]
@@ -63,7 +70,7 @@ def cut():
 
 kept = run(cut, 2, progress=False)
 for rank, (rows, _) in enumerate(kept):
-    print(f"rank {rank} keeps {rows}")
+    print(f"rank {rank} keeps the row", *(", ".join(f"{x:g}" for x in row) for row in rows))
 assert [rows for rows, _ in kept] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
 assert all(whole == [[1, 2, 3, 4], [5, 6, 7, 8]] for _, whole in kept)
 
@@ -71,11 +78,11 @@ assert all(whole == [[1, 2, 3, 4], [5, 6, 7, 8]] for _, whole in kept)
 owners({"by rows": by_rows(4, 4, 2), "by columns": by_columns(4, 4, 2)}, "FSDP cuts as on the left: whole rows")
 
 # %% [markdown] covers=["coverage 004.83", "coverage 004.84", "coverage 002.16"]
-# Rows (a number in a cell is the rank that keeps it): `Shard(0)` cuts dim 0, as `torch.chunk` does. You may have seen
-# a matrix drawn in a left and a right half. FSDP does not cut like that, and for a reason. Rows lie together in
+# Whole rows: a number in a cell is the rank that keeps it. `Shard(0)` cuts dim 0, as `torch.chunk` does. You may have
+# seen a matrix drawn in a left and a right half. FSDP does not cut like that, and for a reason. Rows lie together in
 # memory, so a shard is one piece. It can be sent as it is, and gathered pieces are the whole without being
-# rearranged. (torch's `shard_placement_fn` can choose another dim.) To make the weight whole, no rank "sends"
-# while another "gathers": in an all-gather each sends its rows and receives all others.
+# rearranged. (torch's `shard_placement_fn` can choose another dim.) To make the weight whole, no rank "sends" while
+# another "gathers": in an all-gather each sends its rows and receives all others.
 
 # %% [markdown] covers=["coverage 004.96"]
 # ## 2. Rows that do not divide
@@ -94,9 +101,9 @@ tensors = {"kept": by_rows(5, 4, 4), "as it travels": by_rows(5, 4, 4, padded=Tr
 owners(tensors, "Five rows on four ranks: two, two, one and none; what travels is padded (grey)")
 
 # %% [markdown] covers=["coverage 004.96"]
-# So it is not N/R rows each: the last ranks keep fewer, or none, and take part all the same. A collective moves equal
-# pieces, so pieces are **padded** for the journey. That invites two mistakes, and both are silent. In the first a rank
-# begins at the wrong row:
+# So it is not N/R rows each. The last ranks keep fewer rows, or none, and take part all the same. A collective moves
+# equal pieces, so pieces are **padded** for the journey. That invites two mistakes, and neither says a word. In the
+# first a rank begins at the wrong row:
 
 # %% exercise="case_02"
 
@@ -106,7 +113,7 @@ loaded = run(
     lambda use: use(whole if dist.get_rank() == 0 else torch.empty(0), 10, 4)[:, 0].tolist(), 4, checked.use,
     progress=False,
 )  # fmt: skip
-print(*(f"rank {rank}: rows {rows}" for rank, rows in enumerate(loaded)), sep="\n")
+print(*(f"rank {rank}: rows {', '.join(f'{row:g}' for row in rows)}" for rank, rows in enumerate(loaded)), sep="\n")
 assert [row for rows in loaded for row in rows] == list(range(10))
 owners({"10 rows": by_rows(10, 4, 4)}, "Each rank begins where the ranks before it end")
 
@@ -118,8 +125,6 @@ owners({"10 rows": by_rows(10, 4, 4)}, "Each rank begins where the ranks before 
 # %% exercise="case_03"
 
 # %%
-from fsdp_sim.learn.find import file_of
-
 words = file_of("case_03")
 given = words.inputs(0)
 right, leaked = words.losses(given), words.with_padding(given)
@@ -147,9 +152,10 @@ owners(tensors, "FSDP2 cuts each parameter, FSDP1 the line of all of them")
 # %% [markdown] covers=["coverage 004.90"]
 # With FSDP1 no rank has a part of both. With FSDP2 all have, except rank 3: five rows leave nothing for it.
 #
-# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk has no name: it ends in
-# the middle of a row, and all of a unit must have one dtype and be trained or frozen together. FSDP2 gives up the flat
-# parameter. It cuts every parameter by itself, each keeps its name and its settings, and no module is wrapped.
+# A flat chunk needs no copying before it travels, and hardly any padding. But what is in a rank's chunk? It has no
+# name, and it ends in the middle of a row. All of a unit must have one dtype, and train or be frozen together. FSDP2
+# gives up the flat parameter. It cuts every parameter by itself, each keeps its name and its settings, and no module
+# is wrapped.
 
 # %% [markdown]
 # FSDP1 has an option that sounds as if it gave the parameters back:
@@ -157,8 +163,6 @@ owners(tensors, "FSDP2 cuts each parameter, FSDP1 the line of all of them")
 # %% exercise="original_parameters"
 
 # %%
-from fsdp_sim.learn.exercises.sharding.original_parameters import Layers
-
 seen = run(checked.use, 4, Layers((4, 4, 4, 4)), progress=False, show_output=False)
 names = [f"{number}.weight (4 × 4)" for number in range(3)]
 flat = end_to_end([(4, 4)] * 3, 4)
@@ -268,8 +272,6 @@ in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
 # %% exercise="audit_of_shards"
 
 # %%
-from fsdp_sim.learn.exercises.sharding.audit_of_shards import PartlySharded
-
 audit = run(checked.use, 2, PartlySharded(((4, 4), (5, 4), (6, 4)), forgotten=(1,)), progress=False, show_output=False)
 for rank, found in enumerate(audit):
     whole = ", ".join(found["not sharded"])
@@ -328,9 +330,9 @@ assert mosaic[:, 0].tolist() == [0, 0, 1, 1]
 owners({"the whole weight": mosaic}, "Each number bears the rank that drew it: a mosaic of two models")
 
 # %% [markdown]
-# So seed all ranks alike. But the same seed has a trap of its own on CPUs. If a model is too large for one process, you
-# make it on the **meta device** (shapes, no memory), shard it, give it memory with `to_empty`, and initialize. Both
-# ranks have the same seed, and each draws its own rows.
+# So seed all ranks alike. But the same seed has a trap of its own on CPUs. If a model is too large for one process,
+# you make it on the **meta device** (shapes, no memory), shard it, give it memory with `to_empty`, and initialize.
+# Both ranks have the same seed, and each draws its own rows.
 
 # %% predict="rows_of_one_seed"
 
@@ -352,7 +354,7 @@ def by_dtensor(layer):
 
 # %%
 weights = torch.tensor(run(on_meta, 2, by_dtensor, progress=False, show_output=False)[0])
-print("rows 0 to 3 are rows 4 to 7:", torch.equal(weights[:4], weights[4:]))
+print("rows 0 to 3", "are" if torch.equal(weights[:4], weights[4:]) else "are not", "rows 4 to 7 once more")
 assert torch.equal(weights[:4], weights[4:])
 
 # %% [markdown]
@@ -379,7 +381,7 @@ def by_unit():
 torch.manual_seed(0)
 alone = nn.Linear(4, 8, bias=False).weight.detach()
 weights = torch.tensor(run(by_unit, 2, progress=False)[0])
-print("the numbers of one process:", torch.equal(weights, alone))
+print("the numbers are", "those" if torch.equal(weights, alone) else "not those", "of one process")
 assert torch.equal(weights, alone)
 
 # %% [markdown]
@@ -393,14 +395,11 @@ assert torch.equal(weights, alone)
 # %% exercise="moved_before_sharding"
 
 # %%
-from fsdp_sim.learn.exercises.sharding.moved_before_sharding import Layers as Six
-
 found = run(checked.use, 2, Six(256), progress=False, show_output=False)[0]
 mib = {name: found[name] / 2**20 for name in ("on device first", "sharded first")}
-print(*(f"{name}: {value:.2f} MiB at the peak" for name, value in mib.items()), sep="\n")
 assert 2.1 < mib["on device first"] / mib["sharded first"] < 2.3
-tensors = {"whole, first": by_rows(6, 4, 1), "cut, rank 0": by_rows(6, 4, 2)[:3]}
-owners(tensors, "First on the device: all of it at once, and then the shard; first cut: the shard alone")
+rows = tuple((name, f"{value:.2f} MiB") for name, value in mib.items())
+HTML(viz.Table("First on the device: all of it at once, and the shards besides", ("", "peak"), rows).to_html())
 
 # %% [markdown] covers=["misconception 10", "coverage 004.85", "pitfall 21"]
 # Neither is an error. Moved first, a device must hold the whole model once; sharded first, its shards only:
@@ -432,10 +431,10 @@ assert rows == [("layer.weight", "parameter", "yes"), ("inv_freq", "buffer", "no
 HTML(viz.Table("Does the checkpoint bring it?", ("name", "is a", "in the state dict"), tuple(rows)).to_html())
 
 # %% [markdown] covers=["pitfall 20", "pitfall 21"]
-# **Buffers** are not sharded: every rank has all of them. A buffer that is not persistent (RoPE's frequencies, a mask)
-# is in no state dict, so after `to_empty` nobody fills it. What was in that memory decides whether the model gives
-# NaN, zeros, or something else on each rank. So compute buffers again after `to_empty`, on every rank, and check them
-# like parameters.
+# **Buffers** are not sharded: every rank has all of them. Some are not persistent, such as RoPE's frequencies or a
+# mask, and those are in no state dict. So after `to_empty` nobody fills them. Whatever was in that memory decides
+# what the model gives: NaN, zeros, or something else on each rank. Compute buffers again after `to_empty`, on every
+# rank, and check them like parameters.
 
 # %%
 misconceptions("sharding")
@@ -443,12 +442,10 @@ misconceptions("sharding")
 # %% [markdown]
 # ### Your own FSDP: the shard
 #
-# In `my_fsdp.py` each rank keeps `whole.split(rows_of_each_rank(len(whole), ranks))[rank]`: your answer from section 2
-# of this chapter is already in it, once it was accepted.
+# In `my_fsdp.py` each rank keeps `whole.split(rows_of_each_rank(len(whole), ranks))[rank]`. You have written that
+# part already: it is your answer from section 2, put in when it was accepted.
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -479,16 +476,14 @@ print(f"FSDP1: {strategy}, with {warned} warning; FSDP2: {kind}, {placement}")
 assert (strategy, warned, kind, placement) == ("NO_SHARD", 1, "DTensor", "S(0)")
 
 # %% [markdown] covers=["pitfall 54"]
-# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: you measure another program. FSDP2
-# keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2, and remember that all
-# communication is missing.
+# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others. So you measure another program. FSDP2
+# keeps its DTensors and its schedule, without collectives. Measure with FSDP2, then, and remember that on one GPU you
+# see no communication at all.
 
 # %% [markdown]
 # Now a GPT as it is trained on a cluster: torchrun, torch's `fully_shard`, two ranks, made on meta.
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--meta_init=true", ranks=2)
 
 # %%
@@ -509,7 +504,8 @@ board("sharding")
 # %% [markdown]
 # ## What you have seen
 #
-# - FSDP2 cuts each parameter along dim 0, as `torch.chunk`: the last ranks keep fewer rows, or none. FSDP1 cuts a line.
+# - FSDP2 cuts each parameter along dim 0, as `torch.chunk`: the last ranks keep fewer rows, or none. FSDP1 cuts a
+#   line.
 # - A DTensor has the shape of the whole; `to_local()` is what is here. A plain tensor was forgotten.
 # - Nothing is broadcast: the same seed, the whole parameter, then the cut; or rank 0's checkpoint.
 # - Whoever loads or gathers by hand must mind the padding, and after `to_empty` the buffers: neither complains.

@@ -13,14 +13,14 @@
 # %% [markdown]
 # # The life of a unit
 #
-# A block of a GPT is one FSDP **unit**: what is gathered, computed and freed together. You follow one unit
-# through a training step and write each part of its life yourself, up to a mini-FSDP whose gradients are those
-# of torch's `fully_shard`. Then you know who asks for what, and how to show that no number has changed.
+# A block of a GPT is one FSDP **unit**: what is gathered, computed and freed together. You follow one unit through a
+# training step and write each part of its life yourself. In the end you have a mini-FSDP whose gradients are those of
+# torch's `fully_shard`. Then you know who asks for what, and how to show that no number has changed.
 
 # %% [markdown]
 # > **Our 8B model** has 32 blocks of 218 million parameters. Between two steps a card keeps an eighth of each, 109 MB
-# > in fp32. To compute one it needs all of it, 436 MB in bf16, and it should not have it a moment longer than that. Who
-# > fetches it, who lets go of it, and when?
+# > in fp32. To compute one it needs all of it, 436 MB in bf16, and it should not have it a moment longer than that.
+# > Who fetches it, who lets go of it, and when?
 #
 # **Core path, about 45 minutes:** sections 1 to 5, with the exercises marked *core*. The rest is
 # there if you like.
@@ -41,7 +41,10 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.pictures.unit import ShardCell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
+from labs.cluster.torchrun import torchrun
+from labs.data import load_corpus, local_batch
 from labs.experiments.ladder import LadderConfig, climb
+from labs.experiments.mine import mine
 from labs.experiments.prefetch import Experiment, training_only
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
@@ -57,9 +60,10 @@ from labs.model.gpt import GPTConfig
 # Nobody broadcasts anything: a rank cuts the weight that *it* has drawn. Seed all ranks alike.
 
 # %% [markdown]
-# **Your turn.** Stuck? `hint("shard_and_unshard")` gives the next of three hints, `solution("shard_and_unshard")`
-# the solution and why it is so. Then each of four ranks fills nine rows with its own number, and your function cuts and
-# gathers. (As long as yours is not right, it is the reference.)
+# **Your turn.** Write the two halves of it: cut a weight into shards, and gather it again. Then each of four ranks
+# fills nine rows with its own number, and your function cuts and gathers them. (As long as yours is not right, the
+# reference does.) Stuck? `hint("shard_and_unshard")` gives the next of three hints, `solution("shard_and_unshard")`
+# the solution and why it is so.
 
 # %% predict="whole_of_nine_rows"
 
@@ -157,10 +161,10 @@ viz.timeline(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "
 )
 
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
-# Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
-# in which an all-gather arrives. In forward it stays one block longer, so that two can be under way. In
-# backward it is there early, because block 3 asks for block 2 before it computes. The root stays whole
-# after forward, because backward begins with it.
+# Blue is the whole block: during its own forward and its own backward, and at no other time. Hatched is the flat
+# buffer in which an all-gather arrives. In forward it stays one block longer, so that two can be under way. In
+# backward it is there early, because block 3 asks for block 2 before it computes. The root stays whole after forward,
+# because backward begins with it.
 #
 # The gradient grows as autograd writes it, moves into a buffer to be sent, and a quarter of it stays.
 
@@ -182,11 +186,11 @@ assert gathers.count("root") == 1
 assert gathers.count("layers.2") == 2
 
 # %% [markdown] covers=["coverage 004.31", "coverage 004.32", "coverage 003.12"]
-# Gathered twice: for forward, and again for backward, because forward freed it. Reduce-scattered once. That is
-# the whole lifecycle, the same on all ranks.
+# It is gathered twice: for forward, and again for backward, because forward freed it. It is reduce-scattered once.
+# That is the whole lifecycle, the same on all ranks.
 #
-# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does, then look at
-# GPT-2 on eight GPUs, simulated both ways.
+# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does. Then look at GPT-2 on eight
+# GPUs, simulated both ways.
 
 # %% predict="step_if_blocks_stay_whole"
 
@@ -199,6 +203,7 @@ freed, kept_whole = (
     for keep in (None, False)
 )
 assert kept_whole.peak_memory_bytes > freed.peak_memory_bytes
+assert not any(e.op == "ALL_GATHER" and e.phase == "backward" and e.unit != "root" for e in kept_whole.timeline.ops)
 assert (
     0
     < freed.step_time_s - kept_whole.step_time_s
@@ -256,7 +261,7 @@ viz.collective("reduce-scatter", ranks=4)
 
 # %% [markdown] covers=["coverage 000.7", "coverage 000.13", "misconception 3"]
 # This is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a row are
-# added up on their way to the one rank that keeps the row. A reduce-scatter sums. FSDP needs the **mean**, because each
+# added up on their way to the one rank that keeps the row. A reduce-scatter sums, and FSDP needs the **mean**. Each
 # rank's loss was a mean over its own rows, and the batch is everybody's.
 #
 # ### Optional: write the reduce-scatter of a unit
@@ -288,8 +293,8 @@ rows_held("Each rank keeps two rows of the mean over four ranks", columns)
 #
 # ## 5. Who asks for it
 #
-# Hooks. `record` runs torch's own `fully_shard`, unmodified, on a pretend device that writes down what it is
-# told; then the mini's.
+# Hooks do. `record` runs torch's own `fully_shard`, unmodified, on a pretend device that writes down what it is told.
+# Then it runs the mini.
 
 
 # %% tags=["hide-input"]
@@ -324,7 +329,8 @@ assert (
     < minis.index("op          all_gather      ALL_GATHER(layers.0) n=2", begin)
     < minis.index("op          compute         BWD layers.1")
 )
-print(f"\n{len(minis)} lines; the same as torch's: {sorted(minis) == sorted(torchs)}")
+same = "the same" if sorted(minis) == sorted(torchs) else "not the same"
+print(f"\nThe mini's program has {len(minis)} lines, and they are {same} as torch's.")
 order = [[line for line in lines if not line.startswith("free")] for lines in (torchs, minis)]
 assert order[0] == order[1]
 assert sorted(torchs) == sorted(minis)
@@ -374,11 +380,11 @@ assert "got mixed torch.Tensor and DTensor" in said_by_torch
 # %% [markdown]
 # ## 6. Write a mini-FSDP
 #
-# You have the parts: gather, free, gather again, free, reduce. torch's own hooks of modules and tensors call you
-# at the right moments, and that is all a mini-FSDP is. What you leave out: prefetch (chapter 5), padding, mixed
-# precision (chapter 8), and units of more than one parameter.
+# You have the parts: gather, free, gather again, free, reduce. torch has hooks for modules and for tensors, and they
+# call you at the right moments. That is all a mini-FSDP is. Some things you leave out: prefetch (chapter 5), padding,
+# mixed precision (chapter 8), and units of more than one parameter.
 
-# First what it will be measured against: three small units, two rows for each of four ranks, and torch's own.
+# First, what yours will be measured against: three small units, two rows for each of four ranks, and torch's own.
 
 
 # %%
@@ -434,8 +440,8 @@ columns = {
 rows_held("The same collectives; torch asks for the next unit before it computes", columns, row="call {}")
 
 # %%
-mine, theirs = ran.values()
-worst = max((a - b).abs().max().item() for r in range(4) for a, b in zip(mine[r], theirs[r], strict=True))
+own, theirs = ran.values()
+worst = max((a - b).abs().max().item() for r in range(4) for a, b in zip(own[r], theirs[r], strict=True))
 assert worst < 1e-7
 issued = [[cell.text for cell in column] for column in columns.values()]
 assert sorted(issued[0]) == sorted(issued[1])
@@ -449,8 +455,8 @@ print("Gradients of all units on all ranks: no number differs by as much as 1e-7
 # %% [markdown]
 # Two files go on from here. Each needs torch alone, and `torchrun --nproc_per_node=2 FILE` runs it.
 # `fsdp_sim/mini/readings/one_idea.py` says it all in one autograd function, whose forward is an all-gather and whose
-# backward is a reduce-scatter. `fsdp_sim/mini/readings/fsdp.py` is `fully_shard` for one evening: your four hooks, and
-# what you left out. In its `pre_backward`, two lines ask for the unit that comes next:
+# backward is a reduce-scatter. `fsdp_sim/mini/readings/fsdp.py` is `fully_shard` for one evening: your four hooks,
+# and what you left out. In its `pre_backward`, two lines ask for the unit that comes next:
 # ```python
 # if self.places and (place := self.places.pop()) > 0:  # backward goes through the units in reverse
 #     self.context.forward_order[place - 1].unshard()
@@ -466,8 +472,6 @@ print("Gradients of all units on all ranks: no number differs by as much as 1e-7
 # %% exercise="put_hooks"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -483,10 +487,6 @@ standing.picture
 #
 # A new training loop deserves a checklist, and its first line is a baseline **without FSDP**: one process. Then one
 # rank, two, four and eight.
-
-
-# %%
-from labs.data import load_corpus, local_batch
 
 
 # %%
@@ -577,8 +577,6 @@ board("unit")
 # `labs/train.py` is the real trainer: `torchrun` starts it as on a cluster. The same seed and text as in section 7.
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=3", "--global_batch=8", "--n_layer=2", "--seq_len=64", ranks=2)
 
 # %%

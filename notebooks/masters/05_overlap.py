@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Overlap: what hides an all-gather?
 #
-# FSDP sends half as much again as DDP and is often as fast, because most of it travels while something computes.
-# After this chapter you can say why an all-gather is exposed, and tell when no order of issue can help.
+# FSDP sends half as much again as DDP, and is often as fast. How? Most of it travels while something computes. After
+# this chapter you can say why an all-gather is exposed, and tell when no order of issue can help.
 
 # %% [markdown]
 # > **Our 8B model** communicates for about 152 ms of each step on eight H100. Its GPUs wait for only about 17 ms of
@@ -29,9 +29,11 @@
 
 # %%
 import itertools
+import tempfile
 import time
 
 import torch
+from IPython.display import HTML
 
 import fsdp_sim.mini.prefetch as mini_prefetch
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
@@ -45,6 +47,10 @@ from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.timeline import RECORDER, Memory, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step
+from labs.cluster.torchrun import torchrun
+from labs.config import TrainConfig
+from labs.experiments import overlap as lab_overlap
+from labs.experiments.mine import mine
 
 # %% [markdown] covers=["coverage 004.102"]
 # ## 1. Queues that wait for each other
@@ -98,10 +104,11 @@ assert on_compute == ["wait", "compute", event]
 assert not any(line.startswith("wait ") for line in lines[first:gather])
 
 # %% [markdown] covers=["coverage 004.27", "coverage 004.25", "misconception 4.29", "misconception 4.30"]
-# An **event** is a mark in a stream (`record`). Another stream can stop until the mark is reached (`wait`). `compute`
-# waits for `e3`, the mark behind the all-gather: because of this line there is no race. `e2` lies before forward 0,
-# where block 0's parameters were copied out of their buffer. So the all-gather stream waits for nothing that
-# block 0 computes, and gather 1 runs under forward 0. Here is the place in our mini, and in torch:
+# An **event** is a mark in a stream (`record`). Another stream can stop until the mark is reached (`wait`). Here
+# `compute` waits for `e3`, the mark behind the all-gather: because of this line there is no race. And the all-gather
+# itself? It waits for `e2`, which lies before forward 0, where block 0's parameters were copied out of their buffer.
+# So it waits for nothing that block 0 computes, and gather 1 runs under forward 0. Here is the place in our mini, and
+# in torch:
 
 # %%
 assert round(1e3 * exposed_comm_s(fsdp2, rank=0)) == 20
@@ -111,9 +118,8 @@ in_torch(mini_prefetch.prefetch_unshard, mini_prefetch.backward_prefetch)
 # ## 2. Who issues, and when
 #
 # In all of this chapter the training loop is the same, and so is what travels. What differs is when an all-gather is
-# *issued*. Each block issues its own, before
-# its forward. On a GPU that is early enough, because the CPU is there long before the GPU: **implicit prefetch**. On a
-# CPU one thread issues and computes.
+# *issued*. Each block issues its own, before its forward. On a GPU that is early enough, because the CPU is there
+# long before the GPU: **implicit prefetch**. On a CPU one thread issues and computes.
 
 # %% predict="gathers_hidden_on_a_cpu"
 
@@ -127,9 +133,9 @@ viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it compu
 
 # %% [markdown] covers=["coverage 000.21", "coverage 004.103", "misconception 0.22", "misconception 4.114"]
 # In forward every gather is now exposed. **Explicit prefetch** (`set_modules_to_forward_prefetch`) lets a block issue
-# the next one's gather before it computes. It moves a line up, and nothing else. On the CPU that gains 20 ms; on the
-# GPU, whose CPU is ahead anyway, nothing. So explicit prefetch pays when the CPU cannot keep up: many small kernels,
-# little work in each.
+# the next one's gather before it computes. It moves a line up, and nothing else. On the CPU that gains 20 ms. On the
+# GPU it gains nothing: its CPU is ahead anyway. So explicit prefetch pays when the CPU cannot keep up: many small
+# kernels, little work in each.
 
 # %% [markdown]
 # Prefetching sounds like extra traffic. Is it? Count the all-gathers, with torch's own `fully_shard`. Stuck?
@@ -139,13 +145,20 @@ viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it compu
 # %% exercise="gathers_with_prefetch"
 
 # %% [markdown]
-# What is gathered early is not gathered again. But it needs memory until it is used. How much? We prefetch one, two and
-# three blocks ahead and look at the peak of a forward of six blocks.
+# What is gathered early is not gathered again. But it needs memory until it is used. How much? We prefetch one, two
+# and three blocks ahead and look at the peak of a forward of six blocks.
 
 # %%
 depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
 kept = {name: step(Plan(forward_prefetch=depth), layers=6) for name, depth in depths.items()}
 assert len({sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in timeline.ops) for timeline in kept.values()}) == 1
+whole_bytes = [
+    engine.memory(build(blocks([2**20] * 6), Plan(forward_prefetch=depth), world_size=8)).peak_of(
+        [Memory.UNSHARDED, Memory.AG_OUTPUT], Phase.FORWARD
+    )
+    for depth in (1, 2, 3)
+]
+assert whole_bytes == sorted(set(whole_bytes))
 viz.memory_waterfall(kept, moment="forward").titled("Prefetch further ahead, and more blocks stand there")
 
 # %% [markdown]
@@ -218,9 +231,9 @@ assert min(grows[5:]) > 0.05
 # %% [markdown]
 # ## 4. Backward: ask, then compute
 #
-# Backward runs the blocks from the last to the first. FSDP2 asks for the next block, lets this one compute, and sends
-# its gradients away: `backward_prefetch` above is the place. There is no argument for it (FSDP1 has one: section 8).
-# Write down all that the CPU issues, then compare it with the picture.
+# Backward runs the blocks from the last to the first. For each, FSDP2 asks for the next block, lets this one compute,
+# and sends its gradients away. You have seen the place: `backward_prefetch`, above. There is no argument for it
+# (FSDP1 has one: section 8). Write down all that the CPU issues, then compare it with the picture.
 
 # %% exercise="order_of_backward"
 
@@ -303,26 +316,25 @@ puzzle()
 # %% predict="exposed_in_a_trace_on_cpus"
 
 # %% tags=["nbval-ignore-output"]
-from labs.config import TrainConfig
-from labs.experiments import overlap as lab_overlap
-
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
 traced = lab_overlap.record({"FSDP2": config}, ranks=2)["FSDP2"]
 viz.timeline(traced, ranks=[0]).titled("On CPUs torch waits for each all-gather where it issues it")
 
 # %% [markdown] covers=["coverage 004.101", "misconception 4.112"]
-# All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the
-# *order* and no overlap. (The little that is hidden are the trainer's own all-reduces at the end, for the norm of
-# the gradients and the ranks' losses.) The order of issue is the real
-# one, and it is what makes overlap possible on GPUs.
+# All of them. On CPUs torch's FSDP waits for each collective where it issues it, so on a laptop a trace shows the
+# *order* and no overlap. (You may see a little that is hidden. Those are the trainer's own all-reduces at the end,
+# for the norm of the gradients and the ranks' losses.) The order of issue is the real one, and it is what makes
+# overlap possible on GPUs.
 
 # %% [markdown]
-# FSDP2 hangs its hooks on the module and gathers DTensors; FSDP1 hangs them on a wrapper and gathers one flat
+# FSDP2 hangs its hooks on the module and gathers DTensors. FSDP1 hangs them on a wrapper and gathers one flat
 # parameter. So when you read about either, look which one it is.
 
 # %%
-mine = traced.select(step=median_step(traced), rank=0, phase="backward")
-order = [e.label for e in mine.ops if e.op in ("ALL_GATHER", "REDUCE_SCATTER") or e.label.startswith("BWD layers")]
+in_backward = traced.select(step=median_step(traced), rank=0, phase="backward")
+order = [
+    e.label for e in in_backward.ops if e.op in ("ALL_GATHER", "REDUCE_SCATTER") or e.label.startswith("BWD layers")
+]
 print(*order[:6], sep="\n")
 assert order[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]  # asked for before block 2 computes
 assert not any(
@@ -347,8 +359,8 @@ assert abs(found["exposed_s"] - exposed_comm_s(eight_rows, rank=0)) < 1e-9
 viz.timeline(eight_rows).titled("Your function adds up what is red here")
 
 # %% [markdown] covers=["coverage 000.31"]
-# "Slow training? Enable prefetch." It is on already. First find out *what* the step waits for. `diagnose` does that for
-# any timeline, and `fsdp-sim diagnose trace.json` for a trace of your own run.
+# "Slow training? Enable prefetch." It is on already. First find out *what* the step waits for. `diagnose` does that
+# for any timeline, and `fsdp-sim diagnose trace.json` for a trace of your own run.
 
 # %%
 doctor = diagnose(eight_rows)
@@ -384,8 +396,8 @@ assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.79, 0.7
 assert all(values[-1] > 0.98 for values in shares.values())
 
 # %% [markdown]
-# There is no such number: here FSDP costs from next to nothing to a quarter, for one model. DDP too must send its
-# gradients before the step ends. FSDP sends half as much again, and loses what of that it cannot hide. (The model
+# There is no such number. Here FSDP costs from next to nothing to a quarter, and all for one model. DDP too must send
+# its gradients before the step ends. FSDP sends half as much again, and loses what it cannot hide of that. (The model
 # assumes that both reach the link's bandwidth and that all ranks are equally fast.)
 
 # %% [markdown]
@@ -409,14 +421,12 @@ board("overlap")
 # %% [markdown]
 # ### Your own FSDP: prefetch
 #
-# Your hooks of chapter 4 call `prefetch` when a unit's parameters have arrived and its backward has yet to run. What is
-# asked for at that moment travels beside compute.
+# Your hooks of chapter 4 call `prefetch` when a unit's parameters have arrived and its backward has yet to run. What
+# is asked for at that moment travels beside compute.
 
 # %% exercise="prefetch"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -426,7 +436,7 @@ standing.picture
 # %% [markdown]
 # ## 8. Appendix: FSDP1's flags, and its limiter
 #
-# For whoever still reads or runs FSDP1. Explicit prefetch is `forward_prefetch=True` there. It is off by default, and
+# For you who still read or run FSDP1. Explicit prefetch is `forward_prefetch=True` there. It is off by default, and
 # it acts from the second step on: the first one shows it in which sequence the units run. FSDP2 has no such flag: you
 # give it the list.
 
@@ -471,29 +481,26 @@ viz.timeline(gpu).titled("With a CPU that is ahead only None waits for its gathe
 
 # %%
 late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
-assert [round(1e3 * timeline.span_s) for timeline in late.values()] == [365, 405, 405]
+ms = {name: [round(1e3 * timeline.span_s) for timeline in (gpu[name], late[name])] for name in modes}
+assert [row[1] for row in ms.values()] == [365, 405, 405]
 assert round(1 - 365 / 405, 2) == 0.10
-viz.timeline(late).titled("With a CPU that is late only PRE hides its gathers")
+rows = tuple((name, *(f"{n} ms" for n in of)) for name, of in ms.items())
+HTML(viz.Table("A step", ("", "a CPU that is ahead", "a CPU that is late"), rows).to_html())
 
 # %% [markdown] covers=["coverage 002.19"]
-# All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues them
-# before the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE`
-# and `POST` are equal, in the second they differ by a tenth of the step. The model leaves out the memory allocator.
+# All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues
+# them before the compute. In torch's tutorial "2 to 10 % faster" was measured once, and that is no rule. With a CPU
+# that is ahead `PRE` and `POST` are equal; with a late one they differ by a tenth of the step. (The model leaves out
+# the memory allocator.)
 
 # %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
 # ### What it holds
 #
-# You may read that `None` holds one block, `POST` one and a half, `PRE` two or three. What would half a block be? Below
-# you see everything that FSDP1 has allocated for six equal blocks at the peak of backward, in the sequence in which the
-# CPU allocates and frees.
+# You may read that `None` holds one block, `POST` one and a half, `PRE` two or three. What would half a block be?
+# Let's count the whole blocks at the peak of backward, in the sequence in which the CPU allocates and frees. There
+# are six, all equal.
 
 # %% predict="whole_blocks_in_backward"
-
-# %%
-held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
-viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward").titled(
-    "PRE holds two whole blocks, POST and None one"
-)
 
 # %%
 for name, mode in modes.items():
@@ -507,9 +514,9 @@ assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWA
 
 # %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
 # There are no halves. With `PRE` two blocks are whole, with `POST` one, with `None` one. All three hold the same
-# gradients: a block's own, and as much again in the buffer in which they are sent. `None` saves nothing against `POST`.
-# FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block arrives. Its forward
-# holds three, because there it gathers two ahead (chapter 7 counts that).
+# gradients: a block's own, and as much again in the buffer in which they are sent. `None` saves nothing against
+# `POST`. FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block arrives. Its
+# forward holds three, because there it gathers two ahead (chapter 7 counts that).
 
 # %% exercise="whole_in_backward"
 
@@ -524,6 +531,8 @@ for name, mode in modes.items():
     uneven_program = build(blocks(sizes), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
     strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
     print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
+assert strips["BACKWARD_PRE"].span_s == strips["BACKWARD_POST"].span_s
+assert [checked.use(sizes, name) for name in ("BACKWARD_PRE", "BACKWARD_POST")] == [2**20 * 16, 2**20 * 12]
 viz.timeline({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")}).titled(
     "The times are the same, the memory is not"
 )
@@ -548,11 +557,10 @@ for limit in (True, False):
     limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
 
 # %%
-active = [sim.memory.active_bytes for sim in limits.values()]
 timelines = {name: sim.timeline for name, sim in limits.items()}
-limiter = issued_ahead(timelines, "Without the limiter the CPU asks for all 36 blocks in advance, with it for 3")
-assert [row[1] for row in limiter.tables[0].rows] == ["3", "36"]
-limiter
+(asked,) = issued_ahead(timelines, "All-gathers under way").tables
+assert [row[1] for row in asked.rows] == ["3", "36"]
+HTML(asked.to_html())
 
 # %% [markdown]
 # 3 with the limiter; without it all 36, the whole model. The step takes as long either way, because the wire
@@ -562,6 +570,7 @@ limiter
 
 # %%
 times_s = [sim.step_time_s for sim in limits.values()]
+active = [sim.memory.active_bytes for sim in limits.values()]
 print(f"{times_s[0] * 1e3:.1f} and {times_s[1] * 1e3:.1f} ms; {active[1] / active[0] - 1:.0%} more memory in use")
 assert abs(times_s[1] / times_s[0] - 1) < 0.01
 assert 1.1 < active[1] / active[0] < 1.3
@@ -574,10 +583,6 @@ assert 1.1 < active[1] / active[0] < 1.3
 # on one there is nobody to talk to. `lab_04_overlap.ipynb` runs FSDP1 and FSDP2 in all settings.
 
 # %% tags=["nbval-ignore-output"]
-import tempfile
-
-from labs.cluster.torchrun import torchrun
-
 with tempfile.TemporaryDirectory() as folder:
     options = ("--steps=3", "--n_layer=3", "--global_batch=4", "--seq_len=64", "--profile=3", f"--out={folder}")
     lab = torchrun("-m", "labs.train", *options)

@@ -33,6 +33,7 @@
 import functools
 
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 from IPython.display import HTML
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -42,27 +43,32 @@ import fsdp_sim.mini
 from fsdp_sim import Plan, engine, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.apart import Trial, carry_out
+from fsdp_sim.learn.exercises.wrapping import size_based_units as size_files
+from fsdp_sim.learn.find import file_of
+from fsdp_sim.learn.pictures.numerics import losses
 from fsdp_sim.learn.pictures.wrapping import cuts, over_units, owners, whole_at_once
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.measure.trace_wrap import wrap_names
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.timeline import COLLECTIVES, Memory, Op
+from labs.cluster.torchrun import torchrun
+from labs.experiments.mine import mine
+from labs.model import empty, model_config
+from labs.wrapping.wrap_policy import find_units
 
 # %% [markdown] covers=["coverage 000.9", "coverage 000.16", "coverage 004.36", "misconception 0.12"]
 # ## 1. One call, one unit
 #
 # A **unit** is what is gathered, computed and freed together. Each call of
-# [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html)
-# makes one. It takes every parameter inside the module that no earlier call has taken. Nothing is *placed* anywhere:
-# every rank keeps a slice of every unit, and every rank computes them all.
+# [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) makes one. It takes every
+# parameter inside the module that no earlier call has taken. No unit is *placed* anywhere. Every rank keeps a slice
+# of every unit, and every rank computes them all.
 #
-# Take GPT-2 with 124 million parameters. You call it on each block, then on the model. What is left for that last call?
+# Take GPT-2 with 124 million parameters. You call it on each block, then on the model. What is left for that last
+# call?
 # %% predict="units_of_gpt2"
 # %%
-from labs.model import empty, model_config
-from labs.wrapping.wrap_policy import find_units
-
 gpt2 = empty(model_config("gpt2"))
 ways = {name: find_units(gpt2, how).names for name, how in (("the model alone", "root"), ("each block", "block"))}
 in_root = [name for name, unit in owners(gpt2, ways["each block"]).items() if unit == "root"]
@@ -132,8 +138,6 @@ in_torch(fsdp_sim.mini.fully_shard)
 # linear layer. The dashed line is the model, which each rank was given whole to begin with.
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.find import file_of
-
 memory_files = file_of("case_06")
 trial = Trial(tuple((call,) for call in memory_files.inputs(0)), metered=True)
 tried = {"the model alone": memory_files.stub, "each block": checked.use, "each linear": memory_files.each_linear}
@@ -144,8 +148,8 @@ whole_at_once(peaks, memory_files.MODEL_BYTES, "the model as it was given", "One
 # %% [markdown] covers=["pitfall 14", "misconception 1.23", "misconception 2.11"]
 # ## 3. Too many: every piece pays
 #
-# A unit for each linear layer holds the least. So why not always do that? We cut GPT-2 in three ways and free each unit
-# after its forward.
+# A unit for each linear layer holds the least. So why not always do that? We cut GPT-2 in three ways and free each
+# unit after its forward.
 
 # %% predict="bytes_by_cut"
 
@@ -268,8 +272,6 @@ cuts(model, units, "Name the norms too, and five units become thirteen")
 # %% predict="units_at_a_million"
 
 # %%
-from fsdp_sim.learn.exercises.wrapping import size_based_units as size_files
-
 thresholds = (500_000, 1_000_000, 5_000_000, 100_000_000)
 tree = size_files.gpt(768)
 module = size_files.module_of(tree)
@@ -307,8 +309,6 @@ HTML(viz.Table("GPT-2 of width 768", ("min_num_params", "units", "parameters in 
 # DTensors and wraps nothing. They are two implementations, so don't mix them in one model. New code: write the loop.
 
 # %%
-from accelerate import FullyShardedDataParallelPlugin
-
 for threshold in (0, 1000):
     plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=threshold)
     plugin.set_auto_wrap_policy(nn.Linear(2, 2))
@@ -336,15 +336,15 @@ header = ("", "weight [0, 0] on rank 0", "on rank 1", "largest difference")
 HTML(viz.Table("The classifier after three steps", header, tuple(rows)).to_html())
 
 # %% [markdown]
-# Nothing complains. Both ranks train, the loss falls, and the checkpoint keeps the classifier of whoever wrote it. Here
-# is what to look for: a parameter that trains and is no DTensor.
+# Nothing complains. Both ranks train, the loss falls, and the checkpoint keeps the classifier of whoever wrote it.
+# Here is what to look for: a parameter that trains and is no DTensor.
 
 # %% [markdown] covers=["pitfall 17", "coverage 004.124", "misconception 1.3"]
 # ## 6. One tensor, two names
 #
 # Many models use one weight as embedding and as head ([Press and Wolf, 2017](https://arxiv.org/abs/1608.05859)): the
-# two are **tied**. But a parameter can live in one unit only. So what happens if you give the embedding to one call and
-# the head to another? FSDP2 since torch 2.13 tells you:
+# two are **tied**. But a parameter can live in one unit only. So what happens if you give the embedding to one call
+# and the head to another? FSDP2 since torch 2.13 tells you:
 
 
 # %% tags=["hide-input"]
@@ -359,7 +359,7 @@ def tied(together):
         model(torch.zeros(2, dtype=torch.long)).sum().backward()
     except ValueError as error:
         return str(error)
-    return f"trains; still one tensor: {embed.weight is head.weight}"
+    return f"trains, and it is still {'one tensor' if embed.weight is head.weight else 'two tensors'}"
 
 
 for together in (False, True):
@@ -377,8 +377,6 @@ for together in (False, True):
 # %% exercise="case_09"
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.pictures.numerics import losses
-
 tied_files = file_of("case_09")
 calls = tied_files.inputs(0)
 right = tied_files.trained()(calls)[0]
@@ -398,9 +396,9 @@ losses(off, "In two units the loss starts right, then leaves that of one process
 # %% [markdown] covers=["pitfall 23", "pitfall 22"]
 # ## 7. What may share a unit?
 #
-# FSDP1 flattens a unit into one tensor. So a unit needs one dtype, and with `use_orig_params=False` its parameters must
-# all train or all be **frozen**. FSDP2 keeps each parameter by itself. Let's give both a large frozen layer and a small
-# trained one behind it, like an adapter of [LoRA](https://arxiv.org/abs/2106.09685). Then we mix two dtypes.
+# FSDP1 flattens a unit into one tensor. So a unit needs one dtype, and with `use_orig_params=False` its parameters
+# must all train or all be **frozen**. FSDP2 keeps each parameter by itself. Let's give both a large frozen layer and
+# a small trained one behind it, like an adapter of [LoRA](https://arxiv.org/abs/2106.09685). Then we mix two dtypes.
 
 
 # %% tags=["hide-input"]
@@ -482,8 +480,6 @@ board("wrapping")
 # %% exercise="parameters_of_unit"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -496,12 +492,10 @@ standing.picture
 # `labs.train` takes `--wrap=block`, `root`, a number (as the size policy does), or names of classes. It tells you how
 # many units it made. A block here has 197 thousand parameters, and each of its parts has fewer.
 #
-# On one GPU nothing travels, so you will only see memory change. On many, set `--nproc_per_node` to as many as you have
-# and compare step times. `lab_03_units.ipynb` predicts and measures all cuts.
+# On one GPU nothing travels, so you will only see memory change. On many, set `--nproc_per_node` to as many as you
+# have and compare step times. `lab_03_units.ipynb` predicts and measures all cuts.
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=4", "--seq_len=64", "--n_layer=3", "--wrap=190000")
 
 # %%

@@ -17,9 +17,9 @@
 # what stands there, prove how low it could be, and pick the setting that buys memory for the least time.
 
 # %% [markdown]
-# > **Our 8B model** fits eight H100, barely: with rows of 8,192 tokens a step holds about 66 GiB, and torch's allocator
-# > keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out first?
-# > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
+# > **Our 8B model** fits eight H100, barely: with rows of 8,192 tokens a step holds about 66 GiB, and torch's
+# > allocator keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out
+# > first? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
 #
 # **Core path, about 45 minutes:** sections 1, 3 and 4, with the exercises marked *core*. The rest is
 # there if you like.
@@ -30,6 +30,7 @@
 
 # %%
 import torch
+from IPython.display import HTML
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpointing
 from torch.distributed.fsdp import CPUOffload, fully_shard
 
@@ -42,11 +43,12 @@ from fsdp_sim.learn.pictures.peak import histories
 from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.hsdp import post_forward_mesh_info
-
-# %%
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Kind, toy_program
 from fsdp_sim.timeline import Op
+from labs.config import TrainConfig
+from labs.experiments import memory
+from labs.experiments.mine import mine
 from labs.loop.minimal import shard
 from labs.model import build
 from labs.model.gpt import GPTConfig
@@ -176,9 +178,10 @@ assert one_is_whole
 counts = {}
 for value in (True, None, False):
     program = toy_program(5, world_size=2, plan=Plan(reshard_after_forward=value))
-    counts[f"reshard_after_forward={value}"] = {"all-gathers": sum(i.op is Op.ALL_GATHER for i in program.ops)}
-assert gathers == counts["reshard_after_forward=None"]["all-gathers"] == 11
-stacks(counts, "What is freed after forward is gathered again: 5 units and a root", "all-gathers in one step")
+    counts[f"{value}"] = sum(i.op is Op.ALL_GATHER for i in program.ops)
+assert gathers == counts["None"] == 11
+rows, header = tuple((name, f"{n}") for name, n in counts.items()), ("reshard_after_forward", "all-gathers in a step")
+HTML(viz.Table("What is freed after forward is gathered again: 5 units and a root", header, rows).to_html())
 
 # %% [markdown]
 # Where is that in the code? One function turns your setting into the ranks that hold a unit between forward and
@@ -204,8 +207,8 @@ assert not wrapped["root"].fits
 viz.memory_waterfall(wrapped).titled("One unit for everything does not fit, a unit for each block does")
 
 # %% [markdown]
-# Call it on each block, bottom up, and then on the model. (If your peak is activations, no wrapping will help you. Read
-# the picture before you turn a knob.)
+# Call it on each block, bottom up, and then on the model. (If your peak is activations, no wrapping will help you.
+# Read the picture before you turn a knob.)
 
 # %% [markdown]
 # ## 4. Activations: not sharded, but you can compute them twice
@@ -216,13 +219,13 @@ viz.memory_waterfall(wrapped).titled("One unit for everything does not fit, a un
 # **Activation checkpointing** keeps only the input of what it wraps, and computes the rest again in backward
 # ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)). (With a checkpoint on your disk it shares a word.)
 #
-# So wrap *blocks*. `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` around each module
-# that `check_fn` picks, non-reentrant by default. Did your peak hardly move? Look at what it picked. Around the
-# children of a block, a checkpoint keeps what autograd would have kept anyway.
+# So wrap *blocks*. `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` around each
+# module that `check_fn` picks, non-reentrant by default. Did your peak hardly move? Look at what it picked. Around
+# the children of a block, a checkpoint keeps what autograd would have kept anyway.
 #
-# You pay with a second forward. A step's compute has three parts, one of forward and two of backward, and now you add a
-# fourth: a third more. **Selective** checkpointing keeps what is expensive to compute again
-# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+# You pay with a second forward. A step's compute has three parts, one of forward and two of backward, and now you add
+# a fourth: a third more. **Selective** checkpointing keeps what is expensive to compute again ([Korthikanti et al.,
+# 2022](https://arxiv.org/abs/2205.05198)).
 
 # %% [markdown]
 # The block runs again in backward. Must its parameters travel again, too?
@@ -273,9 +276,9 @@ viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations
 
 # %%
 saved = run(lambda use: use(blocks.make, torch.ones(60, 48)), 2, checked.use, progress=False, show_output=False)[0]
-kb = {how: {"saved for backward": n_bytes / 1e3} for how, n_bytes in saved.items()}
 assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
-stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
+rows = tuple((how, f"{n_bytes / 1e3:.0f} kB") for how, n_bytes in saved.items())
+HTML(viz.Table("Neither sharding nor a checkpoint around each layer saves any", ("", "saved"), rows).to_html())
 
 # %% [markdown]
 # And once around the whole model? We try it without sharding, in this process, forward and backward.
@@ -362,9 +365,9 @@ histories(
 )
 
 # %% [markdown]
-# And torch's own FSDP2? The teaching GPT on four ranks, three micro-batches: reduced each time, or once at the end. Its
-# gradients take 4 MiB whole and 1 MiB sharded. The two peaks differ by less than those 3 MiB, because whoever reduces
-# holds the buffer of a reduce-scatter instead.
+# And torch's own FSDP2? The teaching GPT on four ranks, three micro-batches: reduced each time, or once at the end.
+# Its gradients take 4 MiB whole and 1 MiB sharded. The two peaks differ by less than those 3 MiB, because whoever
+# reduces holds the buffer of a reduce-scatter instead.
 
 
 # %%
@@ -385,8 +388,6 @@ each, at_end = (run(gradient_bytes, 4, how, progress=False, show_output=False)[0
 whole_mib = 1_040_768 * 4 / 2**20
 print(f"whole gradients: {whole_mib:.1f} MiB; at the peak of the last micro-batch {at_end[-1] - each[-1]:.1f} MiB more")
 assert at_end[-1] - each[-1] > 0.4 * whole_mib
-named = {f"micro-batch {n}": {"reduced each time": each[n], "and more without": at_end[n] - each[n]} for n in range(3)}
-stacks(named, "Without reduction whole gradients stay from micro-batch to micro-batch (measured)", "MiB at the peak")
 
 # %% [markdown]
 # ## 7. Offload: the last resort
@@ -407,8 +408,8 @@ viz.memory_waterfall(both).titled("Offloading the shards saves a sixth of the pe
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "the parameters not in use". *All* shards live on the CPU, of parameters, gradients and optimizer state, and the
 # optimizer steps there. A shard travels to the GPU before each gather, and a gradient's shard back after each
-# reduction. Units, activations and logits stay where they were. Here you save a sixth of the peak and pay two fifths of
-# the speed.
+# reduction. Units, activations and logits stay where they were. Here you save a sixth of the peak and pay two fifths
+# of the speed.
 #
 # In FSDP1 you write `CPUOffload(offload_params=True)`, and gradients follow. In FSDP2 it is
 # [`CPUOffloadPolicy(pin_memory=True)`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
@@ -453,7 +454,6 @@ for api, calls in per_step.items():
     print(f"{api} in a step:", ", ".join(f"{what} {number} times" for what, number in calls.items()))
 assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
 assert min(per_step["fsdp1"].values()) > 0
-stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
 
 # %% [markdown]
 # ### Reserved, and in pieces
@@ -478,10 +478,9 @@ stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU
 
 # %%
 full_gb = 70e9 * (4 + 8) / 1e9
-saves = {"full, on every rank": {"GB": full_gb}, "sharded, 64 ranks": {"GB": full_gb / 64}}
+print(f"full: {full_gb:.0f} GB in one place; sharded: {full_gb / 64:.0f} GB on each of 64 ranks")
 assert full_gb == 840
 assert round(full_gb / 64) == 13
-stacks(saves, "A full save needs the whole state in one place", "GB on one rank")
 
 # %% [markdown]
 # What people say about memory. Decide before you open one:
@@ -500,8 +499,6 @@ board("peak")
 # %% exercise="after_forward"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -515,9 +512,6 @@ standing.picture
 # every tensor of a step.
 
 # %% tags=["nbval-ignore-output"]
-from labs.config import TrainConfig
-from labs.experiments import memory
-
 asked = memory.settings(TrainConfig(seq_len=64, device="cpu"), ranks=2, rows=4)
 knobs = ("activation_checkpointing=full", memory.BASE, "reshard_after_forward=False", "wrap=root")
 some = {name: asked[name] for name in knobs}
@@ -530,8 +524,6 @@ for name, setting in some.items():
     print(f"{name:30s} predicted {setting.peak_bytes / 2**20:5.1f} MiB, counted {counted[name] / 2**20:5.1f} MiB")
     assert abs(counted[name] / setting.peak_bytes - 1) < 0.05
 assert sorted(some, key=counted.__getitem__) == list(knobs)
-mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
-stacks(mib, "Counted on two ranks: checkpoints hold least, one unit for everything most", "MiB at the peak")
 
 # %% [markdown]
 # **Next:** `lab_02_memory.ipynb` has a dozen knobs, and shows the parts of the peak beside the prediction.
@@ -546,8 +538,8 @@ stacks(mib, "Counted on two ranks: checkpoints hold least, one unit for everythi
 # - The peak is shards + whole units (three in forward, four in backward) + activations + logits, at *one* moment.
 # - Wrapping and resharding shrink units, their gradients and buffers. Checkpoints around blocks shrink activations.
 # - A lower bound is an argument about one moment, and a step can reach it.
-# - Three ways to lose what sharding saved: whole gradients between micro-batches, one unit for everything, a checkpoint
-#   around everything. Offload comes last.
+# - Three ways to lose what sharding saved: whole gradients between micro-batches, one unit for everything, a
+#   checkpoint around everything. Offload comes last.
 
 # %% [markdown]
 # > **Our 8B model:** add `--activation-checkpointing full` to the command above. Now a step holds about 27 GiB and

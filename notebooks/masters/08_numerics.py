@@ -43,8 +43,17 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.pictures.numerics import curves, side_by_side
 from fsdp_sim.learn.pictures.unit import ShardCell, rows_held
 from fsdp_sim.ranks import run
+from fsdp_sim.schedule import build as build_program
+from fsdp_sim.schedule import toy
+from fsdp_sim.timeline import Op
+from labs.cluster.torchrun import torchrun
+from labs.data import load_corpus
 from labs.experiments import numerics
+from labs.experiments.mine import mine
 from labs.experiments.pictures import bars
+from labs.loop.minimal import make_optimizer, train_step
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 
 # %%
@@ -91,8 +100,8 @@ assert low == {"whole weight", "activation", "all-gather"}
 table("What has which dtype", ("", "dtype"), kept.items())
 
 # %% [markdown] covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
-# Three things. `param_dtype` is for the *gathered* parameters and for compute. Nothing is stored in it: the shard stays
-# fp32, is its own master copy, and takes the step.
+# Three things. `param_dtype` is for the *gathered* parameters and for compute. Nothing is stored in it: the shard
+# stays fp32, is its own master copy, and takes the step.
 #
 # `reduce_dtype` is for the reduce-scatter, and in HSDP for the all-reduce between replicas. The result is cast back to
 # the shard's dtype. Leave `reduce_dtype` out, and torch up to 2.14 reduces in `param_dtype`. Torch 2.15 reduces in the
@@ -150,21 +159,16 @@ records = ran.records[0]
 assert [(record.op, record.dtype) for record in records] == [("all_gather", "bf16"), ("reduce_scatter", "fp32")]
 moved = {record.op.replace("_", "-"): size_bytes[record.dtype] * record.numel / 1e3 for record in records}
 in_fp32 = {record.op.replace("_", "-"): 4 * record.numel / 1e3 for record in records}
-side_by_side(
-    "Half the bytes are gathered, and as many reduced", {"what moved": moved, "had all been fp32": in_fp32}, "kB"
-)
+rows = [(op, f"{moved[op]:.0f} kB", f"{in_fp32[op]:.0f} kB") for op in moved]
+table("Half the bytes are gathered, and as many reduced", ("", "moved", "had all been fp32"), rows)
 
 # %% [markdown]
 # ### Optional: what torch 2.14 and 2.15 changed
 #
-# The simulator knows the programs of three versions, and tests compare them with torch's own, line by line. One step of
-# three layers, gathered in bf16, with no `reduce_dtype`:
+# The simulator knows the programs of three versions, and tests compare them with torch's own, line by line. One step
+# of three layers, gathered in bf16, with no `reduce_dtype`:
 
 # %%
-from fsdp_sim.schedule import build as build_program
-from fsdp_sim.schedule import toy
-from fsdp_sim.timeline import Op
-
 changed = []
 for version in ("2.13", "2.14", "2.15"):
     program = build_program(toy(3), Plan(param_dtype="bf16", torch=version), world_size=4)
@@ -226,14 +230,14 @@ numerics.reduction_picture(errors)
 # More ranks, more error. From some point it grows with the root of their number, and at 16 it is as large as one bf16
 # rounding can be at worst.
 #
-# So a careful choice is: bf16 for what you compute, fp32 for what you add up and for what you keep. Save the other half
-# of the bytes when your own loss curve says that you may.
+# So a careful choice is: bf16 for what you compute, fp32 for what you add up and for what you keep. Save the other
+# half of the bytes when your own loss curve says that you may.
 
 # %% [markdown] covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
 # ## 3. fp16, and the scaler
 #
-# What if you use fp16 everywhere? Its numbers end at 65,504, and below 2⁻²⁵ they become 0. Now think of the gradient of
-# a wrong logit: it begins at 1 / (vocabulary × tokens of the batch).
+# What if you use fp16 everywhere? Its numbers end at 65,504, and below 2⁻²⁵ they become 0. Now think of the gradient
+# of a wrong logit: it begins at 1 / (vocabulary × tokens of the batch).
 
 # %% predict="tokens_that_fp16_loses"
 
@@ -347,9 +351,9 @@ assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=l
 # on a slow network? Reduce once, if it fits. (Reducing each time keeps a little more than a quarter: the root's
 # reduce-scatter buffer stays until the next reduction.)
 #
-# One combination is wrong: FSDP1 with CPU offload, accumulating *outside* `no_sync`, keeps only the newest reduced
-# gradient ([its documentation](https://docs.pytorch.org/docs/stable/fsdp.html) says so). Under `no_sync`, nothing is
-# offloaded meanwhile.
+# One combination is wrong, and it is FSDP1's: CPU offload, and accumulation *outside* `no_sync`. It keeps only the
+# newest reduced gradient, as [its documentation](https://docs.pytorch.org/docs/stable/fsdp.html) says. Under
+# `no_sync` it is right, and nothing is offloaded meanwhile.
 
 # %% [markdown]
 # ### Your own FSDP: accumulation
@@ -413,8 +417,9 @@ curves("Divide by K: a token alone counts six times one of six", lines, range(1,
 # %% [markdown] covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
 # ## 5. Clipping: whose norm?
 #
-# Clipping cuts a gradient that is too long down to `max_norm`, after all micro-batches are reduced and before the step.
-# FSDP1's parameters are plain tensors that hold a shard. What does `torch.nn.utils.clip_grad_norm_` do with them?
+# Clipping cuts a gradient that is too long down to `max_norm`, after all micro-batches are reduced and before the
+# step. FSDP1's parameters are plain tensors that hold a shard. What does `torch.nn.utils.clip_grad_norm_` do with
+# them?
 
 # %% predict="norm_after_clipping_shards"
 
@@ -427,8 +432,9 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 table("The norm after clipping to 0.1", ("with", "norm"), [(name, f"{norm:.3f}") for name, norm in after.items()])
 
 # %% [markdown]
-# Each of the four ranks cuts its own shard down to 0.1, by a factor of its own. Norms add up as squares, so you get √4
-# times 0.1. No error, no warning. To know that clipping works, compare a number with a single process. Mend it by hand:
+# Each of the four ranks cuts its own shard down to 0.1, by a factor of its own. Norms add up as squares, so you get
+# √4 times 0.1. No error, no warning. To know that clipping works, compare a number with a single process. Mend it by
+# hand:
 
 # %% exercise="case_14"
 
@@ -467,8 +473,8 @@ ran = run(lambda: checked.use([3 * row for row in rows], 1.0)["norm"], 2, progre
 assert abs(ran[0] - (9 * 18 * 2) ** 0.5) < 1e-4
 assert [record.op for record in ran.records[0]] == ["all_reduce"]
 whole, moved = 2 * sum(row.numel() for row in rows), ran.records[0][0].numel
-moves = {"numbers": {"clip_grad_norm_ reduces": moved, "a gather would bring": whole}}
-side_by_side("One number for each parameter travels, not the gradients", moves, "numbers")
+rows = [("clip_grad_norm_ reduces", moved), ("a gather would bring", whole)]
+table("One number for each parameter travels, not the gradients", ("", "numbers"), rows)
 
 # %% [markdown] covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
 # ## 6. Does the optimizer communicate?
@@ -499,8 +505,8 @@ assert (names, shape) == (["step", "exp_avg", "exp_avg_sq"], (32, 64))
 assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none of the optimizer
 
 # %% [markdown] covers=["coverage 001.5", "coverage 004.53", "coverage 004.74"]
-# Nothing. AdamW works element by element, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and -2
-# gather after the step; in FSDP the next forward gathers anyway.)
+# Nothing. AdamW works element by element, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and
+# -2 gather after the step; in FSDP the next forward gathers anyway.)
 #
 # Any scheduler of learning rates works: it only writes numbers into the optimizer. `zero_grad(set_to_none=True)`, the
 # default, frees the reduced gradients. And if an old guide offers you `flatten_parameters`: torch's FSDP never had it.
@@ -550,9 +556,9 @@ rows = [(name, decays[name][0], f"{numels[name][0]:,}") for name in decays]
 table("As rank 0 sees it", ("", "parameters that decay", "numbers in all"), rows)
 
 # %% [markdown]
-# FSDP1's shards are flat. So nothing decays, and if you count parameters (or compute a utilisation from them) you count
-# one shard. Choose groups by *name, before wrapping*, as `labs/loop/optimizer.py` does, and count before wrapping. When
-# you load such an optimizer in FSDP1, `optim_state_dict_to_load` goes by names as well.
+# FSDP1's shards are flat. So nothing decays, and if you count parameters (or compute a utilisation from them) you
+# count one shard. Choose groups by *name, before wrapping*, as `labs/loop/optimizer.py` does, and count before
+# wrapping. When you load such an optimizer in FSDP1, `optim_state_dict_to_load` goes by names as well.
 #
 # In FSDP2 the DTensors keep both dimensions, and `numel()` of the whole.
 
@@ -627,10 +633,11 @@ def masks_and_orders(offset):
 
 # %%
 same, apart = (run(masks_and_orders, 2, offset, progress=False) for offset in (0, 1))
-print("same seed: the ranks drop the same:", same[0][0] == same[1][0])
-print("seed + rank:                       ", apart[0][0] == apart[1][0])
-print("second epoch in the first's order: ", same[0][1], "; after set_epoch:", same[0][2])
+rows = [("the ranks drop the same, with one seed", same[0][0] == same[1][0])]
+rows += [("the ranks drop the same, with the rank added", apart[0][0] == apart[1][0])]
+rows += [("the second epoch has the first one's order", same[0][1]), ("and after set_epoch", same[0][2])]
 assert (same[0][0] == same[1][0], apart[0][0] == apart[1][0], *same[0][1:]) == (True, False, True, False)
+table("Two ranks", ("", ""), [(what, "yes" if so else "no") for what, so in rows])
 
 # %% [markdown]
 # So: seed alike, build the model, then seed again with the rank added.
@@ -655,11 +662,11 @@ rows_held("Ten samples on four ranks: two come a second time, in the last round"
 # %% [markdown]
 # ### Optional: frozen, and in four bits: LoRA and QLoRA
 #
-# [LoRA](https://arxiv.org/abs/2106.09685) trains small adapters beside frozen layers. Gradients and moments are next to
-# nothing then, and what FSDP shards is mostly frozen weights. A step of our 8B model on eight cards, blocks
+# [LoRA](https://arxiv.org/abs/2106.09685) trains small adapters beside frozen layers. Gradients and moments are next
+# to nothing then, and what FSDP shards is mostly frozen weights. A step of our 8B model on eight cards, blocks
 # checkpointed, falls from about 27 GiB to about 20. With those weights in four bits
-# ([QLoRA](https://arxiv.org/abs/2305.14314)) it is about 17: logits and activations do not care.
-# (`--plan lora_rank=16`, then `--plan base_quantization=nf4` too.)
+# ([QLoRA](https://arxiv.org/abs/2305.14314)) it is about 17: logits and activations do not care. (`--plan
+# lora_rank=16`, then `--plan base_quantization=nf4` too.)
 
 # %% [markdown]
 # Three traps, all about dtypes:
@@ -691,8 +698,6 @@ board("numerics")
 # %% exercise="clip_grad_norm"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -706,18 +711,11 @@ standing.picture
 # and text.
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--param_dtype=bf16", "--steps=4", "--global_batch=8", ranks=2)
 
 # %% predict="losses_in_bf16"
 
 # %%
-from labs.data import load_corpus
-from labs.loop.minimal import make_optimizer, train_step
-from labs.model import build
-from labs.model.gpt import GPTConfig
-
 model = build(GPTConfig.preset("teaching"), seed=0)
 optimizer = make_optimizer(model)
 fp32 = [train_step(model, optimizer, *load_corpus().batch(step, 8, seq_len=128)).item() for step in range(4)]

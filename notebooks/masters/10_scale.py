@@ -13,14 +13,15 @@
 # %% [markdown]
 # # Scale: where should the shards lie?
 #
-# Inside a node bytes travel ten times faster than between nodes. By the end you can place shards so that little crosses
-# the slow link, tell the strategies apart, and find the one rank that a thousand others wait for.
+# Inside a node bytes travel ten times faster than between nodes. By the end you can place shards so that little
+# crosses the slow link, tell the strategies apart, and find the one rank that a thousand others wait for.
 
 # %% [markdown]
-# > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes about
-# > 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.8 to 8.1), and the GPUs wait for
-# > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
-# > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter 100GbE`)
+# > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes
+# > about 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.8 to 8.1), and the GPUs wait
+# > for three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
+# > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter
+# > 100GbE`)
 #
 # **Core path, about 45 minutes:** sections 1, 3 and 6, with the exercises marked *core*. The rest is
 # there if you like.
@@ -30,6 +31,7 @@
 # says *simulated*: clusters of up to 1,024 GPUs from the catalogue. No GPU was used here.
 
 # %%
+import random
 import warnings
 
 import torch
@@ -39,14 +41,19 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
-# %%
 import fsdp_sim.mini.hsdp
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.explore import Sweep
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn.exercises.scale.name_the_straggler import traced
 from fsdp_sim.learn.pictures.memory import curves, stacks
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build, toy
+from labs.cluster.process_group import RankPlace
+from labs.cluster.torchrun import train
+from labs.config import TrainConfig
+from labs.experiments.nodes import across_bytes
+from labs.model import empty
 
 # %% [markdown]
 # ## 1. Two kinds of links
@@ -121,7 +128,9 @@ for rank, records in enumerate(done.records):
         where = "between nodes" if len({member // 2 for member in record.members}) > 1 else "in the node"
         groups[where] += 4 * record.numel / 1000 * record.op.startswith(("reduce", "all_reduce"))
     moved[f"rank {rank}"] = groups
-stacks(moved, "The whole gradient stays in the node; half of it crosses", "kB in collectives, by rank")
+rows = tuple((rank, *(f"{kb:.0f} kB" for kb in of.values())) for rank, of in moved.items())
+header = ("", *moved["rank 0"])
+HTML(viz.Table("The whole gradient stays in the node; half of it crosses", header, rows).to_html())
 
 # %%
 assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
@@ -129,8 +138,8 @@ assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
 # %% [markdown]
 # ## 2. What leaves a node?
 #
-# HSDP all-reduces one shard on every rank. FSDP gathers and reduces the whole model, through one ring around all nodes.
-# Let's count the bytes that leave a node.
+# HSDP all-reduces one shard on every rank. FSDP gathers and reduces the whole model, through one ring around all
+# nodes. Let's count the bytes that leave a node.
 
 # %% predict="bytes_saved_by_hsdp"
 
@@ -157,14 +166,15 @@ curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node
 # - gathers on the fast link;
 # - with several micro-batches *one* all-reduce for all of them (`set_requires_all_reduce`).
 #
-# To try it on two nodes of four GPUs, `torchrun --nnodes=2 --nproc_per_node=4` starts and numbers the ranks. Which node
-# gets which numbers follows from `--node_rank`, or from the rendezvous.
+# To try it on two nodes of four GPUs, `torchrun --nnodes=2 --nproc_per_node=4` starts and numbers the ranks. Which
+# node gets which numbers follows from `--node_rank`, or from the rendezvous.
 
 # %% [markdown]
 # ## 3. Four strategies, three stages: who is who?
 #
-# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP` and more, DeepSpeed stages 1 to 3 of [ZeRO](https://arxiv.org/abs/1910.02054).
-# Take 8 billion parameters in fp32 with AdamW on 64 GPUs. What does each leave on a GPU?
+# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP` and more, DeepSpeed stages 1 to 3 of
+# [ZeRO](https://arxiv.org/abs/1910.02054). Take 8 billion parameters in fp32 with AdamW on 64 GPUs. What does each
+# leave on a GPU?
 
 # %% predict="less_than_10_gb_of_states"
 
@@ -207,11 +217,11 @@ assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter again
 moments = {}
 for reshard, name in ((True, "FULL_SHARD"), (False, "SHARD_GRAD_OP")):
     found = run(checked.use, 4, 250, reshard, progress=False)[0]
-    moments |= {
-        f"{name}: {moment}": {"of the weight": found[moment] / 1000} for moment in ("before", "between", "after")
-    }
-assert [of["of the weight"] for of in moments.values()] == [0.25, 0.25, 0.25, 0.25, 1.0, 0.25]
-stacks(moments, "The two differ only between forward and backward", "share of the weight on a rank")
+    moments[name] = [found[moment] / 1000 for moment in ("before", "between", "after")]
+assert list(moments.values()) == [[0.25, 0.25, 0.25], [0.25, 1.0, 0.25]]
+rows = tuple((name, *(f"{share:.0%}" for share in of)) for name, of in moments.items())
+header = ("a rank's share of the weight", "before forward", "between", "after backward")
+HTML(viz.Table("The two differ only between forward and backward", header, rows).to_html())
 
 # %% [markdown] covers=["coverage 002.9", "coverage 002.10", "coverage 004.128"]
 # `FULL_SHARD` keeps everything sharded but the unit at work. With `SHARD_GRAD_OP` parameters are whole from a unit's
@@ -249,10 +259,10 @@ for model in (8e9, 16e9):
 # 2 P / B, at B bytes/s. Set both equal: T = F / B. The P is gone! So of any cluster you can ask: how many tokens does
 # one of its GPUs take at once?
 #
-# The curves are for one ring through one link. A node of eight GPUs, each with such a link, runs eight rings that share
-# the work: B is eight times as large, and some 6,000 tokens do. The simulator counts that way, and adds latency,
-# contention between kernels, and copies. Next, left: kernels and the GPU; right: units, and the network between nodes
-# with eight links of 50 GB/s:
+# The curves are for one ring through one link. A node of eight GPUs, each with such a link, runs eight rings that
+# share the work: B is eight times as large, and some 6,000 tokens do. The simulator counts that way, and adds
+# latency, contention between kernels, and copies. Next, left: kernels and the GPU; right: units, and the network
+# between nodes with eight links of 50 GB/s:
 
 # %%
 eight_nodes = Cluster("H100-SXM-80GB", gpus=64)
@@ -329,10 +339,6 @@ viz.rank_bands(uneven).titled("One slow rank keeps 511 others waiting")
 # %% exercise="name_the_straggler"
 
 # %% tags=["hide-input"]
-import random
-
-from fsdp_sim.learn.exercises.scale.name_the_straggler import traced
-
 trace = traced(random.Random(3))
 slowest = checked.use(trace)
 spent = {rank: sum(e.duration_s for e in trace.select(rank=rank).ops if e.op == "ALL_GATHER") for rank in range(8)}
@@ -367,10 +373,11 @@ plans.titled("The two fastest shard inside a node, and reduce between nodes once
 # large to try by hand, `fsdp-sim sweep` writes it as a table, and `fsdp_sim.explore.changes_that_fit` tells you what
 # would make a plan fit.
 #
-# > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends about
-# > as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches and
-# > reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about 15 s
-# > (13 to 18) instead of about 50 s (38 to 65). With InfiniBand it is about 11 s. That is what the better network buys.
+# > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends
+# > about as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches
+# > and reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about
+# > 15 s (13 to 18) instead of about 50 s (38 to 65). With InfiniBand it is about 11 s. That is what the better
+# > network buys.
 
 # %% [markdown]
 # ## 8. When is DDP enough?
@@ -410,9 +417,9 @@ assert sims["FSDP", 16].fits
 assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 
 # %% [markdown]
-# Where the network is hidden both are as fast, and DDP is simpler. It is enough when 16 bytes a parameter fit, and with
-# them the activations of a batch that keeps the GPU busy. FSDP's gain here is room, and room buys larger batches.
-# (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
+# Where the network is hidden both are as fast, and DDP is simpler. It is enough when 16 bytes a parameter fit, and
+# with them the activations of a batch that keeps the GPU busy. FSDP's gain here is room, and room buys larger
+# batches. (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
 
 # %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
 # How much room? On 8 GPUs ZeRO-1 keeps 9 bytes of 16, so your model can be 1.8 times as large as with DDP. FSDP keeps
@@ -458,8 +465,6 @@ misconceptions("scale")
 # each rank keep? And how many times M, the bytes of the model, would a node send with FSDP and with HSDP?
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import train
-
 SETTING = ("--n_layer=2", "--steps=2", "--global_batch=8", "--seq_len=64")
 hybrid = train(*SETTING, "--api=hsdp", "--shard_size=2", ranks=4)
 print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
@@ -467,11 +472,6 @@ print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
 # %% predict="kept_with_a_copy_per_pair"
 
 # %% tags=["hide-input"]
-from labs.cluster.process_group import RankPlace
-from labs.config import TrainConfig
-from labs.experiments.nodes import across_bytes
-from labs.model import empty
-
 model_bytes = 4 * empty(TrainConfig(n_layer=2).model_config).num_params()
 assert all(abs(kept / (3 * model_bytes) - 1 / 2) < 0.01 for kept in hybrid.report["state_bytes"])
 print("Each of four ranks keeps half of the parameters and of AdamW's moments.")
@@ -486,8 +486,8 @@ assert round(sent[1] / model_bytes, 2) == 1.0
 # the flight recorder's dump. `lab_10_tune.ipynb` searches the fastest plan that fits, and checks three of them.
 #
 # **One GPU:** `python -m labs.experiments.tune --device cuda --cluster H100 --ranks 64`: real kernels, a pretended
-# wire. **Many:** `sbatch labs/cluster/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare the
-# reports.
+# wire. **Many:** `sbatch labs/cluster/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare
+# the reports.
 
 # %% tags=["nbval-ignore-output"]
 board("scale")

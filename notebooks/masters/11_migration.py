@@ -29,15 +29,18 @@
 # at the end. **What is modelled:** step times and memory of GPUs (there is none here); they say *simulated*.
 
 # %%
+import argparse
 import contextlib
 import inspect
 
 import torch
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper as wrappers
 import torch.distributed.fsdp as fsdp
 from IPython.display import HTML
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, wrap
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
-# %%
 import fsdp_sim.mini
 from fsdp_sim import simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
@@ -45,6 +48,8 @@ from fsdp_sim.learn.find import load
 from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, MarkStyle, marks
 from fsdp_sim.ranks import Network, run
 from fsdp_sim.spec import Cluster, Plan
+from labs.cluster.torchrun import torchrun
+from labs.config import TrainConfig
 from labs.experiments import ddp_to_fsdp2
 
 # %% [markdown]
@@ -103,8 +108,9 @@ print(f"deepcopy: {copied}")
 assert [same, same_names, kind, *has.values()] == [True, True, "FSDPSequential", True, False, False], copied
 
 # %% [markdown]
-# Only calling the model has the hooks, says the last row. What does `register_fsdp_forward_method` do about it? It puts
-# the same two hooks around a method of yours. And of `no_sync` there is a flag left. You can read both in a minute:
+# Only calling the model has the hooks, says the last row. What does `register_fsdp_forward_method` do about it? It
+# puts the same two hooks around a method of yours. And of `no_sync` there is a flag left. You can read both in a
+# minute:
 
 # %%
 in_torch(fsdp_sim.mini.register_fsdp_forward_method, fsdp_sim.mini.FSDPModule.set_requires_gradient_sync)
@@ -365,8 +371,8 @@ viz.compare(old.timeline, translated.timeline, titles=titles).titled("Thirteen a
 #
 # ## 4. Translate a whole step
 #
-# FSDP1 and FSDP2 are two implementations: neither calls the other, and their states, checkpoints and methods differ. So
-# don't mix them. What does torch say if you do, and put FSDP1 around a model given to `fully_shard`?
+# FSDP1 and FSDP2 are two implementations: neither calls the other, and their states, checkpoints and methods differ.
+# So don't mix them. What does torch say if you do, and put FSDP1 around a model given to `fully_shard`?
 
 
 # %% predict="fsdp1_around_fsdp2"
@@ -444,8 +450,8 @@ assert reduced == [["fp32"] * 4] * 2
 # `full_tensor`).
 #
 # The numbers agree, but not to the last bit. FSDP1 adds up micro-batches in bf16, FSDP2 in `reduce_dtype`. And mind
-# the memory: FSDP2 has no `no_sync`, but in both what you skip is the reduce-scatter. **Whole** gradients stay on every
-# rank until the last micro-batch.
+# the memory: FSDP2 has no `no_sync`, but in both what you skip is the reduce-scatter. **Whole** gradients stay on
+# every rank until the last micro-batch.
 
 # %% [markdown]
 # ## 5. DDP or FSDP?
@@ -506,16 +512,14 @@ assert set(decided["A100-SXM-80GB, gpt2-1.5b"].values()) == {"ddp", "fsdp2"}
 # %% predict="len_of_a_batch"
 
 # %% tags=["hide-input"]
-import argparse
-
 batch = {"source_ids": torch.zeros(4, 128), "source_mask": torch.zeros(4, 128), "target_ids": torch.zeros(4, 48)}
 print("fsdp_loss[1] += len(batch)   counts", len(batch), "rows of 4")
 parser = argparse.ArgumentParser()
 parser.add_argument("--run_validation", action="store_false", default=True, help="run validation")
 print("--run_validation             gives", parser.parse_args(["--run_validation"]).run_validation)
-import torch.distributed.algorithms._checkpoint.checkpoint_wrapper as wrappers
 
-print("apply_activation_checkpointing_wrapper:", hasattr(wrappers, "apply_activation_checkpointing_wrapper"))
+there = hasattr(wrappers, "apply_activation_checkpointing_wrapper")
+print("apply_activation_checkpointing_wrapper", "is there" if there else "is no more")
 assert len(batch) == 3
 assert not parser.parse_args(["--run_validation"]).run_validation
 assert hasattr(wrappers, "apply_activation_checkpointing")
@@ -551,9 +555,6 @@ assert not hasattr(wrappers, "apply_activation_checkpointing_wrapper")
 # %% predict="rows_of_an_epoch"
 
 # %% tags=["hide-input"]
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
-
 samplers = [DistributedSampler(range(10), num_replicas=4, rank=rank) for rank in range(4)]
 epochs = [[list(sampler) for sampler in samplers] for _ in range(2)]
 for sampler in samplers:
@@ -613,22 +614,18 @@ commands = (
 HTML(viz.Table("The command grows, the script does not", ("", "command"), commands).to_html())
 
 # %%
-from labs.config import TrainConfig
-
 options = set(TrainConfig().by_key())
 assert not any("node" in option for option in options)  # torchrun says how many there are
 assert {"api", "wrap", "activation_checkpointing", "compile", "out", "save_every", "model"} <= options
 
 # %% [markdown] covers=["coverage 001.4", "coverage 001.6", "coverage 001.11"]
-# Your own trainer may have the model in one file, the loop in another, settings in a third, as a port of nanoGPT does.
-# Flags choose FSDP or DDP, units, checkpointing. Name units by class there. A flag like `fsdp_min_num_params=1e6` makes
-# units of single Linears, and tears tied embeddings apart.
+# Your own trainer may have the model in one file, the loop in another, settings in a third, as a port of nanoGPT
+# does. Flags choose FSDP or DDP, units, checkpointing. Name units by class there. A flag like
+# `fsdp_min_num_params=1e6` makes units of single Linears, and tears tied embeddings apart.
 #
 # Now the real thing, two ranks on this machine:
 
 # %% tags=["nbval-ignore-output"]
-from labs.cluster.torchrun import torchrun
-
 lab = torchrun("-m", "labs.train", "--steps=4", "--global_batch=16", "--n_layer=3", ranks=2)
 
 # %%

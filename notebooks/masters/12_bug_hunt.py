@@ -31,6 +31,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import cloudpickle
@@ -46,14 +47,17 @@ import fsdp_sim.mini.group
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.find import load
+from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
 from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, error_of, issued, where_ranks_stand
 from fsdp_sim.learn.pictures.numerics import losses
 from fsdp_sim.learn.tried import tried
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Op
+from labs.cluster.flight_recorder import diagnose, read
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
+from labs.experiments.nodes import hang as hang_for_real
 from labs.experiments.pictures import bars
 from labs.experiments.result import ResultRow
 
@@ -458,9 +462,9 @@ assert peak_gib["checkpointing"] < min(78, peak_gib["as it is"] / 3) < peak_gib[
 viz.memory_waterfall(plans)
 
 # %% [markdown] covers=["coverage 000.30"]
-# Activations, which FSDP does not shard: offloading states saves a twentieth and the job still does not fit;
-# checkpointing saves over two thirds. In this order: is every block a unit? are activations recomputed? are whole
-# gradients kept between micro-batches? Then a smaller batch, then offloading.
+# Activations, and FSDP does not shard them. Offloading states saves a twentieth, and the job still does not fit.
+# Checkpointing saves over two thirds. So ask in this order. Is every block a unit? Are activations recomputed? Are
+# whole gradients kept between micro-batches? Only then take a smaller batch, and offload last.
 
 # %% [markdown]
 # Take the same model with one sequence, wrapped as a whole instead of block by block.
@@ -598,11 +602,11 @@ HTML(viz.Table("What the compiler sees", ("order", "graphs", "checkpointed regio
 # %% [markdown] covers=["coverage 004.64", "coverage 004.80"]
 # ## 9. Say it: FSDP in an interview
 #
-# In an interview, as in a post-mortem, say what is stored, what travels and when. *What is FSDP, against DDP?*
-# Both are data parallel: every rank computes the whole model on its own rows. DDP keeps everything on every rank
-# and all-reduces gradients; FSDP keeps 1/N of parameters, gradients and optimizer state, gathers a unit at a time,
-# and reduce-scatters. The trade is memory for traffic: 3 passes over the parameters instead of 2, and what
-# is not a state (activations) is not divided.
+# In an interview, as in a post-mortem, say what is stored, what travels and when. *What is FSDP, against DDP?* Both
+# are data parallel: every rank computes the whole model on its own rows. DDP keeps everything on every rank and
+# all-reduces gradients. FSDP keeps 1/N of parameters, gradients and optimizer state, gathers a unit at a time, and
+# reduce-scatters. It trades traffic for memory: 3 passes over the parameters instead of 2. What is no state, such as
+# activations, is not divided.
 
 # %%
 kib, params = {}, 1_000_000
@@ -612,7 +616,7 @@ print(f"states of a million parameters: {kib[1]:,.0f} KiB with DDP, {kib[8]:,.0f
 assert kib[1] == 8 * kib[8]
 
 # %% [markdown] covers=["coverage 004.77"]
-# Five answers that one hears, and what is missing in them:
+# Five answers that you will hear, and what is missing in them:
 #
 # 1. *FSDP when the model does not fit.* True; "fits" means 16 bytes a parameter and the activations.
 # 2. *Checkpoints must be full.* No: sharded ones scale and reshard. Full or not, all ranks take part.
@@ -661,8 +665,6 @@ misconceptions("bug_hunt")
 # %% predict="where_the_others_wait"
 
 # %%
-from labs.experiments.nodes import hang as hang_for_real
-
 found = hang_for_real(rank=1, unit="layers.2", step=1)
 print(found.findings[0])
 assert found.findings[0].missing == (1,)
@@ -704,11 +706,6 @@ board()
 # **Hunt 1.** "The loss goes down. It just ends too high, and I cannot say since when."
 
 # %% tags=["nbval-ignore-output"]
-import tempfile
-
-from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
-from labs.cluster.flight_recorder import diagnose, read
-
 hunt(1)
 
 # %% tags=["nbval-ignore-output"]
@@ -788,8 +785,8 @@ predict("hunt_6")
 # Copy the training into this cell, mend it, then:  hand_in(6, hunt_6)
 
 # %% [markdown]
-# **Hunt 7.** "We lost one of two machines, went on with the other, and since then the curve has a kink." Find the first
-# step at which the two logs differ. Something that is needed there did not come back.
+# **Hunt 7.** "We lost one of two machines, went on with the other, and since then the curve has a kink." Find the
+# first step at which the two logs differ. Something that is needed there did not come back.
 
 # %% tags=["nbval-ignore-output"]
 hunt(7)

@@ -66,8 +66,8 @@ HTML(viz.Table("Two nodes of four GPUs", ("", "RANK", "LOCAL_RANK", "set_device(
 # Call `set_device(LOCAL_RANK)`, before anything else. Without it all ranks of a node take GPU 0, and NCCL says
 # "Duplicate GPU detected: rank 0 and rank 1 both on CUDA device". (Not shown on this machine: it takes GPUs.)
 #
-# You see the same when there are more ranks than GPUs. Two NCCL ranks cannot share a GPU. With one GPU use one rank, or
-# gloo on the CPU as here.
+# You see the same when there are more ranks than GPUs. Two NCCL ranks cannot share a GPU. With one GPU use one rank,
+# or gloo on the CPU as here.
 
 # %%
 with socket.socket() as taken:
@@ -93,22 +93,22 @@ worker = psutil.Process(int(launcher.stdout.readline()))
 launcher.kill()  # SIGKILL: no last word to the worker
 launcher.wait()
 alive = worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
-print("launcher gone; its worker still runs:", alive)
+print("the launcher is gone; its worker", "still runs" if alive else "went with it")
 worker.kill()
 assert alive
 
 # %% [markdown] covers=["pitfall 51"]
-# The third: kill a launcher with SIGKILL and its workers live on. On a cluster they hold the GPUs and the port of a job
-# that is over. Send SIGTERM (torchrun passes it on, and kills after 30 s). Before a restart look for the old ranks, not
-# only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
+# The third: kill a launcher with SIGKILL and its workers live on. On a cluster they hold the GPUs and the port of a
+# job that is over. Send SIGTERM (torchrun passes it on, and kills after 30 s). Before a restart look for the old
+# ranks, not only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
 
 # %% [markdown]
 # ## 2. How good is a step?
 #
-# A step takes so many seconds. Is that fast? It depends on model, tokens and GPU, and **MFU**, model FLOPs utilization,
-# takes all three into account ([Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)). Take the FLOPs that the
-# model needs for a token, times tokens per second, and divide by the FLOP/s of the data sheet. A token needs 6 FLOPs
-# per parameter, and attention besides. **HFU** counts what is recomputed too.
+# A step takes so many seconds. Is that fast? It depends on model, tokens and GPU, and **MFU**, model FLOPs
+# utilization, takes all three into account ([Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)). Take the
+# FLOPs that the model needs for a token, times tokens per second, and divide by the FLOP/s of the data sheet. A token
+# needs 6 FLOPs per parameter, and attention besides. **HFU** counts what is recomputed too.
 #
 # Take Llama 3 8B on 64 H100, 4,096 tokens a sequence. Then recompute all activations, and fill the room with more
 # sequences.
@@ -153,8 +153,8 @@ assert [round(100 * sim.mfu) for sim in steps.values()] == [44, 49, 41, 46]
 assert list(hfu.values()) == [44, 49, 53, 60]
 
 # %% [markdown]
-# *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak. What is missing to 100%
-# are waits, for the network and for what the loop does between two steps.
+# *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak. What is missing to
+# 100% are waits, for the network and for what the loop does between two steps.
 #
 # With four recomputed sequences HFU is higher than with two, and MFU lower. A GPU that recomputes everything does 8
 # FLOPs per parameter and token where 6 count. So even at the peak its MFU would end at about 3/4.
@@ -195,7 +195,8 @@ assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) ==
 
 # %% [markdown]
 # Measured on GPUs, by others: the tables of [llm-foundry](https://github.com/mosaicml/llm-foundry). Even the best
-# matmul stays below the data sheet, and a step is more than matmuls: norms, the loss and the optimizer wait for memory.
+# matmul stays below the data sheet, and a step is more than matmuls: norms, the loss and the optimizer wait for
+# memory.
 #
 # Why did MFU fall on H100, while runs became faster? For one, its memory bandwidth has grown half as much as its
 # FLOP/s. So compare MFU on one kind of GPU. The middle of these runs is about 40% on H100 and 50% on A100. Are you far
@@ -204,9 +205,9 @@ assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) ==
 # %% [markdown]
 # ## 3. How good is a month?
 #
-# Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days is that? And
-# how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384 GPUs
-# ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), section 3.3.4).
+# Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days is that?
+# And how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on
+# 16,384 GPUs ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), section 3.3.4).
 
 # %% predict="days_of_15_trillion_tokens"
 
@@ -299,12 +300,12 @@ assert sent < 2 * across[16]
 # %% [markdown] covers=["coverage 004.34"]
 # FSDP's bytes do not grow with the batch, and hide once a GPU has F/B tokens (chapter 10, section 4). At 400 Gbit/s
 # that is from the first sequence on. A pipeline's bytes grow with the batch, and with few sequences they are twenty
-# times fewer. So a pipeline is for slow links and batches that may not grow, often with FSDP inside each stage. It also
-# cuts your model's code into stages; FSDP leaves the code as it is.
+# times fewer. So a pipeline is for slow links and batches that may not grow, often with FSDP inside each stage. It
+# also cuts your model's code into stages; FSDP leaves the code as it is.
 #
 # What is modelled here? The simulator has no pipelines. The bubble is its formula, for equal stages and free sends,
-# with a node for each stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make real
-# stages unequal; interleaved schedules shrink the bubble.
+# with a node for each stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make
+# real stages unequal; interleaved schedules shrink the bubble.
 
 # %% [markdown]
 # FSDP inside a stage? A stage runs its layers once for every micro-batch. So the pipeline tells FSDP not to reduce and
@@ -328,6 +329,7 @@ in_torch(*micro_batch)
 # - FSDP's bytes do not grow with the batch; a pipeline's do, and it idles where batches are small.
 
 # %% [markdown]
-# > On 1,024 H100 **our 8B model** learns from 15 trillion tokens in about 19 days, and is interrupted about nine times.
+# > On 1,024 H100 **our 8B model** learns from 15 trillion tokens in about 19 days, and is interrupted about nine
+# > times.
 #
 # Next: `lab_10_tune.ipynb`, the fastest plan that fits.

@@ -134,6 +134,7 @@ compared = {name: simulate(MODEL, CLUSTER, Plan(**FIXED | plan)) for name, plan 
 for name, sim in compared.items():
     print(f"{name}: {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU")
 assert compared["all that saves memory"].peak_memory_bytes < 0.25 * compared["for speed"].peak_memory_bytes
+assert compared["all that saves memory"].peak_memory_bytes < 0.3 * compared["for speed"].memory_limit_bytes
 viz.memory_waterfall(compared).titled("Everything switched on, and most of the memory is empty")
 
 # %% [markdown] covers=["coverage 001.57"]

@@ -48,8 +48,14 @@ class Claim:
             if message:
                 number = answer[1] if _is_pair(answer) else None
                 cause = next((cause for usual, cause in self.causes if usual == number), "")
-                return not_yet(message, cause)
+                return not_yet(message, cause or self._counted_all(number, right, len(ran.records[rank])))
         return Finding(Grade.PASS, f'"{self.statement}" is {self.holds(right)}: {text(right)} {self.measured}.')
+
+    def _counted_all(self, number: Any, right: float, issued: int) -> str:
+        """The cause, where a number is that of all collectives and not of the kind that is asked for."""
+        if not self.counts or number != issued or issued == right:
+            return ""
+        return f"that is how many collectives there were of any kind; count each {self.counts.replace('_', '-')}"
 
     def _wrong(self, rank: int, answer: Any, right: float, ran: TrialRun) -> str:
         if not _is_pair(answer):

@@ -111,8 +111,8 @@ def reduction_picture(rows: Sequence[ResultRow]) -> Picture:
     figure.update_xaxes(title="ranks", **chart.log_axis(ranks[0], ranks[-1]) | marked)
     figure.update_yaxes(title="relative error of the gradient", **chart.log_axis(low, high))
     figure.add_annotation(
-        x=1, xref="paper", y=math.log10(BF16_UNIT), text="2⁻⁸: rounding one number, at worst", showarrow=False,
-        xanchor="right", yanchor="top",
+        x=0, xref="paper", y=math.log10(BF16_UNIT), text="2⁻⁸: rounding one number, at worst", showarrow=False,
+        xanchor="left", yanchor="bottom",
     )  # fmt: skip
     worst = max(abs(row.error or 0.0) for _, row in found)
     finding = f"The prediction is within {worst:.0%} of every measurement."

@@ -22,7 +22,8 @@ EXERCISE = Exercise(
     minutes=10,
     contract="The first part of your own my_fsdp.py. rows is a tensor of one row for each rank of group: gradients, "
     "laid out so that row r belongs to rank r. Issue the reduce-scatter of their mean over the ranks, and return two "
-    "things without waiting: the tensor in which this rank's row will be, and the work to wait for.",
+    "things without waiting: the tensor in which this rank's row will be, and the work to wait for. "
+    "(dist.reduce_scatter_tensor takes the rows as one flat tensor, rows.flatten().)",
     reference=reduce_scatter_mean,
     why="A rank needs the mean of its own row alone, so a reduce-scatter suffices where DDP takes an all-reduce. It is "
     "issued and not waited for: backward of the next unit runs meanwhile, and whoever needs the result waits then. The "

@@ -81,6 +81,7 @@ EXERCISE = Exercise(
             {'("zero1", "zero2", "fsdp")': '("zero2", "fsdp")', 'how in ("zero2", "fsdp")': 'how != "ddp"'},
             "stage 1 divides the optimizer's state, not the gradients",
         ),
+        mutant({'how in ("zero2", "fsdp")': 'how == "fsdp"'}, "stage 2 divides the gradients too, as its only news"),
         mutant({"parameters /= ranks": "pass"}, "FSDP divides the parameters too: that is stage 3"),
         Wrong(
             lambda params, ranks, how: state_bytes_of_a_rank(params, ranks, how) / 2,

@@ -68,6 +68,12 @@ def numel_of_the_whole(inputs: Inputs) -> list[dict[str, Any]]:
     return [found | {"kept here": found["parameters"]} for found in by_shapes(inputs)]
 
 
+def without_the_forgotten(inputs: Inputs) -> list[dict[str, Any]]:
+    make = inputs[0][0]
+    whole = sum(rows * (columns + 1) for number, (rows, columns) in enumerate(make.sizes) if number in make.forgotten)
+    return [found | {"kept here": found["kept here"] - whole} for found in by_shapes(inputs)]
+
+
 def attribute_that_is_not_there(inputs: Inputs) -> list[dict[str, Any]]:
     names = [f"{number}.{what}" for number in range(len(inputs[0][0].sizes)) for what in ("weight", "bias")]
     return [found | {"not sharded": names} for found in by_shapes(inputs)]
@@ -98,6 +104,7 @@ EXERCISE = Exercise(
         truth=by_shapes,
         causes=(
             (numel_of_the_whole, "a DTensor's numel() is that of the whole; to_local() is what is here"),
+            (without_the_forgotten, "what was forgotten is here too, whole: it counts among what this rank holds"),
             (attribute_that_is_not_there, "parameters have no attribute _sharded; a sharded one is a DTensor"),
         ),
     ),
@@ -107,6 +114,11 @@ EXERCISE = Exercise(
             {"if not sharded:": 'if not getattr(parameter, "_sharded", False):'},
             "parameters have no attribute _sharded",
             name="asks for sharded",
+        ),
+        mutant(
+            {"kept += local.numel()": "kept += local.numel() * sharded"},
+            "what was forgotten is here too, whole",
+            name="leaves out the forgotten",
         ),
         mutant({'"kept here": kept': '"kept here": parameters // RANKS'}, "kept here: expected", name="divides"),
         mutant(

@@ -72,6 +72,11 @@ EXERCISE = Exercise(
             "9 is torch's default, which frees every unit but the root after forward",
             name="with the default",
         ),
+        mutant(
+            {' if "all_gather" in str(op) or "allgather" in str(op)': ""},
+            "how many collectives there were of any kind; count each all-gather",
+            name="counts reductions too",
+        ),
         mutant({"gathers == 5, gathers": "gathers == 5, gathers - 1"}, "the root is a unit too", name="root forgotten"),
         mutant(
             {
