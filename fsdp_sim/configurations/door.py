@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations import accelerate, axolotl, deepspeed, llamafactory, torchtitan, torchtune, trainer, trl
+from fsdp_sim.configurations import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    lightning,
+    llamafactory,
+    torchtitan,
+    torchtune,
+    trainer,
+    trl,
+)
 from fsdp_sim.configurations.interpolation import resolved
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
@@ -24,6 +34,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "axolotl": axolotl.read,
     "llamafactory": llamafactory.read,
     "torchtune": torchtune.read,
+    "lightning": lightning.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
@@ -141,11 +152,13 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     Raises:
         ValueError: there is no such call, or two for the same section.
     """
-    owner = {call: name for name in ([format] if format else FORMATS) for call in schema_of(name).calls}
+    of_format = {name: schema_of(name).calls for name in ([format] if format else FORMATS)}
+    owner = {call: name for name, calls in of_format.items() for call in calls}
     calls = calls_of(text, where, owner)
     if not calls:
         raise ValueError(f"{where} calls nothing that is read; what is: {', '.join(owner)}")
-    found = format or owner[calls[0][0]]
+    called = {name for name, _, _ in calls}
+    found = format or max(of_format, key=lambda name: len(called & of_format[name].keys()))  # Trainer is two packages'
     tree: Tree = {}
     lines: dict[str, int] = {}
     for name, line, arguments in calls:

@@ -286,11 +286,11 @@ class Keys:
         self.given[dotted] = value
         if value is None or not key.takes:
             return
-        if isinstance(value, Unread):
-            line = f", line {value.line}" if value.line else ""
+        if isinstance(value, Unread) and key.takes != "any":
+            at = f", line {value.line}" if value.line else ""
             raise ValueError(
-                f"{self.where}{line}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only "
-                f"running the file would tell; write its value: {in_words(key.takes)}"
+                f"{self.where}{at}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only running the program "
+                f"would tell; write its value: {in_words(key.takes)}"
             )
         try:
             self.given[dotted] = converted(key.takes, value)

@@ -85,7 +85,8 @@ def calls_of(text: str, where: str, names: Iterable[str]) -> list[tuple[str, int
     """The calls of a Python file by their names: of each its name, its line and its keyword arguments.
 
     Values are literals, names that are given one once, and arithmetic on these; what is imported
-    (``torch.bfloat16``) is its name, a call a table with its name under ``call``. Whatever else is `Unread`.
+    (``torch.bfloat16``) or a class of the file is its name, a call a table with its name under
+    ``call``. Whatever else is `Unread`.
 
     Raises:
         ValueError: it is no Python.
@@ -105,6 +106,8 @@ def _calls(tree: ast.Module, names: set[str]) -> list[tuple[str, int, Tree]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             values |= {name: name for alias in node.names if (name := alias.asname or alias.name.partition(".")[0])}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            values[node.name] = node.name
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             values[name] = None if name in values else node.value
@@ -157,6 +160,8 @@ def _value(node: ast.expr, values: Mapping[str, ast.expr | str | None], depth: i
             return {str(key.value): _value(one, values, depth + 1) for key, one in zip(keys, of, strict=True)}  # type: ignore[union-attr]
         case ast.Call(func=function) if function and _last(function) == "dict" and not node.args:
             return _keywords(node, values, depth)
+        case ast.Call(func=ast.Name(id="int"), args=[ast.Constant(value=int() | float() as value)], keywords=[]):
+            return int(value) if abs(value) < 2**53 else _unread(node)
         case ast.Call(func=function) if _last(function):
             positional = {f"arg{n}": _value(one, values, depth + 1) for n, one in enumerate(node.args)}
             return {"call": _last(function)} | positional | _keywords(node, values, depth)
