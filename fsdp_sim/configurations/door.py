@@ -17,6 +17,7 @@ from fsdp_sim.configurations import (
     torchtune,
     trainer,
     trl,
+    verl,
 )
 from fsdp_sim.configurations.interpolation import resolved
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
@@ -35,6 +36,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "llamafactory": llamafactory.read,
     "torchtune": torchtune.read,
     "lightning": lightning.read,
+    "verl": verl.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")

@@ -1,7 +1,7 @@
 """OmegaConf's ``${a.b}`` in a tree of torchtune, verl or LLaMA-Factory: what stands there is looked up in the tree.
 
-Source: omegaconf 2.3's grammar: ``${a.b}`` from the root, ``${.a}`` and ``${..a}`` from the table that has it. What
-asks a resolver (``${oc.env:NAME}``) only a running program knows.
+Source: omegaconf 2.3's grammar: ``${a.b}`` from the root, ``${.a}`` and ``${..a}`` from the table that has it,
+``${oc.select:a.b,1}`` with a default. What asks another resolver (``${oc.env:NAME}``) only a running program knows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 from fsdp_sim.configurations.keys import Unread
 
 REFERENCE = re.compile(r"\$\{(\.*)([\w.@/-]+)\}")
+SELECT = re.compile(r"\$\{oc\.select:([\w.]+)\s*(?:,([^${}]*))?\}")
+WORDS = {"true": True, "false": False, "null": None, "none": None, "": None}
 DEEPEST = 20
 
 
@@ -26,6 +28,8 @@ def _value(value: Any, root: Mapping[str, Any], path: tuple[Mapping[str, Any], .
         return {str(key): _value(one, root, (*path, value), depth) for key, one in value.items()}
     if isinstance(value, list):
         return [_value(one, root, path, depth) for one in value]
+    if value == "???":  # OmegaConf's mark of a value that somebody else gives
+        return None
     if not isinstance(value, str) or "${" not in value:
         return value
     if depth > DEEPEST:
@@ -33,6 +37,9 @@ def _value(value: Any, root: Mapping[str, Any], path: tuple[Mapping[str, Any], .
     if whole := REFERENCE.fullmatch(value):
         found = _named(whole, root, path)
         return Unread(value, 0) if found is None else _value(found[0], root, found[1], depth + 1)
+    if select := SELECT.fullmatch(value):
+        found = _at(select[1], root, (root,))
+        return _default(select[2] or "") if found is None else _value(found[0], root, found[1], depth + 1)
     text = value
     for match in REFERENCE.finditer(value):
         found = _named(match, root, path)
@@ -51,8 +58,24 @@ def _named(
     if up > len(path):
         return None
     tables = path[: len(path) - up + 1] if up else (root,)
-    value: Any = tables[-1]
-    for name in match[2].split("."):
+    return _at(match[2], tables[-1], tables)
+
+
+def _default(text: str) -> Any:
+    """The value after the comma of ``${oc.select:a.b,value}``."""
+    text = text.strip()
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _at(
+    dotted: str, value: Any, tables: tuple[Mapping[str, Any], ...]
+) -> tuple[Any, tuple[Mapping[str, Any], ...]] | None:
+    for name in dotted.split("."):
         if not isinstance(value, Mapping) or name not in value:
             return None
         tables, value = ((*tables, value) if value is not tables[-1] else tables), value[name]
