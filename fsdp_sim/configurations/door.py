@@ -19,7 +19,7 @@ from fsdp_sim.configurations import (
     trl,
     verl,
 )
-from fsdp_sim.configurations.interpolation import resolved
+from fsdp_sim.configurations.interpolation import resolved, variables
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
@@ -99,13 +99,17 @@ def read(
         tree = tree_of(text, where, Path(path).suffix.lower())
         format = format or format_of(tree, where)
     schema = schema_of(format)
-    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where)
+    named = variables(text) if schema.interpolates else ()
+    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]
     preset, model_file = _model(said, Path(path).parent)
     if preset is not None:
         remarks.insert(0, f"{said.model} of {keys.file} is taken to be the catalogue's {preset}, by its name.")
-    Plan(**said.plan | dict(given or {}))  # what does not go together is an error now
+    try:
+        Plan(**said.plan | dict(given or {}))  # what does not go together is an error now
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     return Configuration(
         format, schema.package, said.plan, said.cluster, said.dims, said.model, preset, model_file,
         keys.sentences, tuple(f"{key}={value}" for key, value in keys.defaults.items()),
@@ -129,6 +133,8 @@ def format_of(tree: Mapping[str, Any], where: str) -> str:
         schema = schema_of(name)
         return any(sign in tree for sign in schema.signs) or _nested(tree, schema) is not tree
 
+    if isinstance(model := tree.get("model"), Mapping) and "flavor" in model:
+        return "torchtitan"
     possible = [name for name in FORMATS if is_possible(name)]
     if not possible:
         keys = shortened(", ".join(map(str, tree)), 200) or "none"

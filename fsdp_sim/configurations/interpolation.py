@@ -18,6 +18,11 @@ WORDS = {"true": True, "false": False, "null": None, "none": None, "": None}
 DEEPEST = 20
 
 
+def variables(text: str) -> frozenset[str]:
+    """The keys at the root of which a text has references."""
+    return frozenset(match[2].partition(".")[0] for match in REFERENCE.finditer(text) if not match[1])
+
+
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree with the values that its references name; where one names nothing, an `Unread`."""
     return {key: _value(value, tree, (tree,), 0) for key, value in tree.items()}

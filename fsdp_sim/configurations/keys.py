@@ -8,18 +8,19 @@ these is refused, with the nearest name.
 from __future__ import annotations
 
 import functools
-import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from fsdp_sim.configurations.kinds import Wrong, converted, in_words
 from fsdp_sim.spec import torchtitan_keys
 from fsdp_sim.words import did_you_mean, nearest, shortened
 
 TOP = "top"
 MOST_SHOWN = 200  # characters of a value in a message
+MOST_NAMES = 20  # keys in a message that has no nearest one
 
 
 class Unread(NamedTuple):
@@ -27,119 +28,6 @@ class Unread(NamedTuple):
 
     source: str
     line: int
-
-
-class Wrong(Exception):  # noqa: N818 (a value is none of a kind, which the caller may try as another)
-    """A value is not of a kind."""
-
-
-def _flag(value: Any) -> bool:
-    said = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if str(value).lower() not in said:
-        raise Wrong
-    return said[str(value).lower()]
-
-
-def _whole(value: Any, least: int) -> int:
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # 1e8 in YAML and JSON
-        value = int(value)
-    if type(value) is not int or value < least:
-        raise Wrong
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, str):  # 1e-5 is a text to YAML 1.1
-        try:
-            value = float(value)
-        except ValueError:
-            raise Wrong from None
-    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-        raise Wrong
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise Wrong
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    """A list of texts, or one text with commas."""
-    found = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(found, list | tuple) or not all(isinstance(part, str) and part for part in found):
-        raise Wrong
-    return tuple(found)
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    """A list of texts, or one text with spaces."""
-    return _texts(value.split() if isinstance(value, str) else value)
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise Wrong
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise Wrong
-    return list(value)
-
-
-def _empty(value: Any) -> list[Any]:
-    if value not in ([], (), ""):
-        raise Wrong
-    return []
-
-
-KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "bool": ("True or False", _flag),
-    "whole": ("a whole number", lambda value: _whole(value, -(2**62))),
-    "whole>=0": ("a whole number >= 0", lambda value: _whole(value, 0)),
-    "whole>=1": ("a whole number >= 1", lambda value: _whole(value, 1)),
-    "number": ("a number", _number),
-    "text": ("a text", _text),
-    "texts": ("a list of names", _texts),
-    "words": ("words", _words),
-    "table": ("a table", _table),
-    "list": ("a list", _list),
-    "empty": ("an empty list", _empty),
-    "any": ("a value", lambda value: value),  # which the reader itself checks
-}
-
-
-def converted(takes: str, value: Any) -> Any:
-    """A value as one of the kinds, or the words in whatever case, that ``takes`` lists with bars between them.
-
-    Raises:
-        Wrong: it is none.
-    """
-    for kind in takes.split(" | "):
-        if kind in KINDS:
-            try:
-                return KINDS[kind][1](value)
-            except Wrong:
-                continue
-        said = _SAID[value] if isinstance(value, bool) else (str(value).lower(),)
-        if kind.lower() in said and isinstance(value, str | int | float):
-            return int(kind) if kind.lstrip("-").isdecimal() else kind
-    raise Wrong
-
-
-_SAID = {True: ("true", "yes", "on"), False: ("false", "no", "off")}  # what YAML 1.1 makes of a bare word
-
-
-def in_words(takes: str) -> str:
-    said = [
-        KINDS[kind][0] if kind in KINDS else kind if kind.isdecimal() else repr(kind) for kind in takes.split(" | ")
-    ]
-    return ", ".join(said[:-1]) + " or " * bool(said[1:]) + said[-1]
 
 
 class Key(NamedTuple):
@@ -234,13 +122,14 @@ class Keys:
         remarks: what a reader has to say besides.
     """
 
-    def __init__(self, schema: Schema, tree: Mapping[str, Any], where: str) -> None:
+    def __init__(self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = ()) -> None:
         self.schema, self.where, self.file = schema, where, PurePath(where).name
         self.defaults: dict[str, Any] = {}
         self.read: list[str] = []
         self.remarks: list[str] = []
         self.given: dict[str, Any] = {}
         self._checked: list[str] = []
+        self._variables = variables
         self.add(TOP, tree)
 
     def add(self, section: str, tree: Mapping[str, Any]) -> None:
@@ -258,21 +147,28 @@ class Keys:
                 self.add(dotted, value)
             elif name in known:
                 self._take(dotted, known[name], value)
-            elif section in self.schema.open and dotted not in self.schema.sections:
-                self._take(dotted, Key(), value)
             elif dotted in self.schema.earlier:
                 self._take_earlier(dotted, value)
             elif dotted in self.schema.sections:
+                if isinstance(value, Unread):
+                    raise self._unread(dotted, value, "a table")
                 if value is not None:
                     raise self.wrong(dotted, value, "a table")
+            elif section in self.schema.open or (section == TOP and name in self._variables):
+                self._take(dotted, Key(), value)
             else:
-                names = [f"{prefix}{key}" for key in known] if name != str(written) else list(known)
-                names += [key for key in self.schema.sections if section == TOP and "." not in key and key != TOP]
-                owner = f"{section} of {self.schema.package}" if start else self.schema.package
-                raise ValueError(
-                    f"{self.where}: {owner} has no key {shortened(str(written), MOST_SHOWN)}; "
-                    f"{did_you_mean(str(written), names, 'it has')}"
-                )
+                raise self._unknown(section, str(written), name != str(written))
+
+    def _unknown(self, section: str, written: str, has_prefix: bool) -> ValueError:
+        """The error of a key that the format does not have: with the nearest, or all where they are few."""
+        known, prefix = self.schema.sections[section], self.schema.prefixes.get(section, "") * has_prefix
+        names = [f"{prefix}{key}" for key in known]
+        names += [key for key in self.schema.sections if section == TOP and "." not in key and key != TOP]
+        owner = self.schema.package if section == TOP else f"{section} of {self.schema.package}"
+        hint = did_you_mean(written, names, "it has")
+        if len(names) > MOST_NAMES and hint.startswith("it has"):
+            hint = "leave it out, or write what the package calls it"
+        return ValueError(f"{self.where}: {owner} has no key {shortened(written, MOST_SHOWN)}; {hint}")
 
     def _take_earlier(self, dotted: str, value: Any) -> None:
         now = self.schema.earlier[dotted]
@@ -287,17 +183,20 @@ class Keys:
         if value is None or not key.takes:
             return
         if isinstance(value, Unread) and key.takes != "any":
-            at = f", line {value.line}" if value.line else ""
-            raise ValueError(
-                f"{self.where}{at}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only running the program "
-                f"would tell; write its value: {in_words(key.takes)}"
-            )
+            raise self._unread(dotted, value, in_words(key.takes))
         try:
             self.given[dotted] = converted(key.takes, value)
         except Wrong:
             raise self.wrong(dotted, value, in_words(key.takes), key.why) from None
         if key.only:
             self._checked.append(dotted)
+
+    def _unread(self, dotted: str, value: Unread, right: str) -> ValueError:
+        at = f", line {value.line}" if value.line else ""
+        return ValueError(
+            f"{self.where}{at}: {dotted} is {shortened(value.source, MOST_SHOWN)}, which only running the program "
+            f"would tell; write its value: {right}"
+        )
 
     def wrong(self, dotted: str, value: Any, right: str, why: str = "") -> ValueError:
         """The error of a key with a value that it does not take, or that is not simulated."""

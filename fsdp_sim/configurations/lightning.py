@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
-from fsdp_sim.configurations.keys import Keys, Unread, Wrong, converted
+from fsdp_sim.configurations.keys import Keys, Unread
+from fsdp_sim.configurations.kinds import Wrong, converted
 from fsdp_sim.configurations.said import Asked, Said, cluster_of, dtype_of
 from fsdp_sim.words import did_you_mean
 

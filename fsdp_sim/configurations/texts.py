@@ -26,7 +26,7 @@ def text_of_file(path: str | Path) -> str:
         ValueError: it is larger than `MOST_BYTES`, or no text. OSError: there is no such file.
     """
     try:
-        return read_text(path, MOST_BYTES)
+        return read_text(path, MOST_BYTES).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8: {error}") from None
 

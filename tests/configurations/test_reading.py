@@ -73,7 +73,7 @@ def test_each_key_is_understood_or_without_effect_and_each_default_is_said(case,
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_a_format_has_by_default_is_a_value_that_it_takes(format):
-    from fsdp_sim.configurations.keys import converted
+    from fsdp_sim.configurations.kinds import converted
 
     for keys in schema_of(format).sections.values():
         for name, key in keys.items():
@@ -154,13 +154,49 @@ def test_in_every_section_of_every_format_an_unknown_key_is_named(format, tmp_pa
             read(path, format)
 
 
+BOM = "\ufeff"
+ODD = [  # legal, and read as it stands
+    ("a.yaml", BOM + "distributed_type: FSDP\r\nfsdp_config:\r\n  fsdp_version: '2'\r\n", "api", "fsdp2"),
+    ("a.yaml", ACCELERATE + "fsdp_config:\n  <<: {version: 2, offload_params: 'true'}\n", "cpu_offload", True),
+    ("a.yaml", "base_model: a\nmicro_batch_size: '2'\nfsdp: full_shard auto_wrap\n", "micro_batch", 2),
+    ("a.yaml", "base_model: a\nfsdp:\nfsdp_config:\ndeepspeed:\nadapter:\n", "api", "ddp"),
+    ("a.yaml", "stage: sft\nlora_rank: ${r}\nr: 4\n", "lora_rank", 4),
+    ("a.yaml", "trainer: {strategy: {class_path: FSDPStrategy, init_args: null}}\n", "wrap", "root"),
+    ("a.py", "kw = dict(forward_prefetch=True)\nTrainer(strategy=FSDPStrategy(**kw))", "forward_prefetch", True),
+    ("a.py", "Trainer(model, TrainingArguments('o', bf16=True), train_dataset=data)", "param_dtype", "bf16"),
+    ("a.yaml", "engine: {strategy: '???', fsdp_size: '${oc.select:a.b,4}'}\ntrainer: {nnodes: 1}", "shard_size", 4),
+    ("a.toml", BOM + 'model.name = "llama3"\nmodel.flavor = "8B"\ntraining.seq_len = 4_096', "seq_len", 4096),
+    ("a.json", '{"zero_optimization": {"stage": "3"}, "train_batch_size": 1.6e1}', "micro_batch", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "text", "field", "value"), ODD, ids=range(len(ODD)))
+def test_what_is_odd_and_legal_is_read_as_it_stands(file, text, field, value, tmp_path):
+    (tmp_path / file).write_bytes(text.encode())
+
+    assert read(tmp_path / file, gpus=8).plan[field] == value
+
+
+def test_a_python_file_is_never_run(tmp_path):
+    (tmp_path / "a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nTrainer(strategy='fsdp')")
+
+    read(tmp_path / "a.py")
+
+    assert not (tmp_path / "ran").exists()
+
+
 VALUES = [None, True, -1, 0, 10**30, 1.5, float("nan"), "", "x", "none", "a,b", [], [1], [[]], {}, {"a": {}}, "Ω\u202e"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_whatever_a_key_is_given_it_is_read_or_refused_in_a_sentence(format, tmp_path):
     path, chance = tmp_path / "a.json", random.Random(0)
-    start = {"accelerate": {"distributed_type": "FSDP"}, "trainer": {"fsdp": True}, "trl": {"use_peft": True}}
+    start = {
+        "accelerate": {"distributed_type": "FSDP"},
+        "lightning": {"trainer": {"strategy": "fsdp"}},
+        "trainer": {"fsdp": True},
+        "trl": {"use_peft": True},
+    }
     for section, keys in schema_of(format).sections.items():
         for name in keys:
             tree = inner = dict(start.get(format, {}))
@@ -209,7 +245,7 @@ def test_the_examples_that_the_packages_ship_are_read_whole(path):
         "zero3": "fsdp2",
         "fsdp1": "fsdp1",
         "fsdp2": "fsdp2",
-    }.get(path.stem.partition("-")[2], "ddp") == found.plan["api"]
+    }.get(path.stem.split("-")[1], "ddp") == found.plan["api"]
 
 
 def test_the_page_has_the_table_that_the_command_prints():
