@@ -38,7 +38,9 @@ class Mock:
         return f"A mock interview; in a terminal: fsdp-sim drill mock. {self.report.headline}"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**self._widget()._repr_mimebundle_(**kwargs), "text/plain": repr(self)}
+        from fsdp_sim.viz.bundle import widget_bundle
+
+        return {**widget_bundle(self._widget()), "text/plain": repr(self)}
 
     def typed(self, text: str) -> str:
         """What was typed is dealt with; the reply, as HTML."""

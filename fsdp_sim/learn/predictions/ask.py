@@ -37,11 +37,9 @@ class Asked:
         return f'{self.prediction.how}\nRun the cell to answer, or write it in:\npredict("{name}", "your answer")'
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        import ipywidgets
+        from fsdp_sim.viz.bundle import widget_bundle
 
-        widget = self.widget()
-        bundle: dict[str, Any] = ipywidgets.Widget._repr_mimebundle_(widget, **kwargs)
-        return {**bundle, "text/plain": self.below}  # the question stands above the cell
+        return {**widget_bundle(self.widget()), "text/plain": self.below}  # the question stands above the cell
 
     def widget(self) -> ipywidgets.Widget:
         """By keyboard: Tab to the answers, arrows between them, Tab to Commit, space; in the box, Enter."""

@@ -85,9 +85,9 @@ class Puzzle:
         return PuzzleWidget(PuzzleSession(self.level.name))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        found: Any = self.widget()._repr_mimebundle_(**kwargs)
-        bundle = found[0] if isinstance(found, tuple) else found  # a tuple has its metadata besides
-        return {**bundle, "text/plain": str(self)}
+        from fsdp_sim.viz.bundle import widget_bundle
+
+        return {**widget_bundle(self.widget()), "text/plain": str(self)}
 
 
 def puzzle(name: str | None = None) -> Puzzle:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Event, Timeline, timeline_of
+from fsdp_sim.viz.bundle import widget_bundle
 from fsdp_sim.viz.debugger import moments
 from fsdp_sim.viz.debugger.moments import Moment, moment
 from fsdp_sim.viz.debugger.notable_moments import static_html
@@ -151,7 +152,7 @@ class Debugger:
         live = os.environ.get(PNG_VARIABLE) != "1" if live is None else live
         static = self.static_html()
         if live:
-            view = self.widget()._repr_mimebundle_() | {"text/plain": f"{WITHOUT_KERNEL} {self.finding}"}
+            view = widget_bundle(self.widget()) | {"text/plain": f"{WITHOUT_KERNEL} {self.finding}"}
             display(view, raw=True)
             static = f"<details><summary>The telling moments as tables</summary>{static}</details>"
         display({"text/html": static, "text/plain": self.finding}, raw=True)
