@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.options import Command, option, request_options
+from fsdp_sim.cli.options import Command, option, print_json, request_options
 from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
 from fsdp_sim.measure.from_trace import StackNumbers, calibrate_from
 from fsdp_sim.measure.train_probe import ProbeShape
@@ -80,7 +79,7 @@ def command(
         raise click.ClickException(str(error)) from error
     found.cluster.to_file(output)
     if as_json:
-        click.echo(json.dumps({"file": str(output)} | found.as_dict(), indent=2))
+        print_json("calibrate", {"file": str(output)} | found.as_dict())
     else:
         _print(found, output)
 
@@ -90,7 +89,7 @@ def _from_traces(traces: Sequence[Path], texts: dict[str, str], output: Path, as
     found = calibrate_from(traces, job.model, job.cluster, job.plan)
     found.to_file(output)
     if as_json:
-        click.echo(json.dumps({"file": str(output)} | found.as_dict(), indent=2))
+        print_json("calibrate", {"file": str(output)} | found.as_dict())
     else:
         _print_stack(found, output)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.cli.options import Command
+from fsdp_sim.cli.options import Command, print_json
 from fsdp_sim.learn.coverage import KINDS, Lesson, Topic, lessons, masters, rows
 from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
@@ -37,7 +36,7 @@ def coverage(missing: bool, kind: str | None, as_json: bool) -> None:
     shown = without if missing else asked
     if as_json:
         listed = [row._asdict() | {"places": [place._asdict() for place in taught[row.name]]} for row in shown]
-        print(json.dumps({"rows": len(asked), "missing": len(without), "list": listed}))
+        print_json("coverage", {"rows": len(asked), "missing": len(without), "list": listed})
     else:
         _print(shown, taught)
         print(f"{len(asked) - len(without)} of {len(asked)} rows have a place.")

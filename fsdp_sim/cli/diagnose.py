@@ -14,14 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.cli.options import Command, json_option, option, schema_option
+from fsdp_sim.cli.against import print_against
+from fsdp_sim.cli.options import Command, json_option, option, print_json, schema_option
 from fsdp_sim.diagnose import (
     COLUMNS,
     RANK_COLUMNS,
+    Against,
     CollectiveCost,
     Diagnosis,
+    StepObservation,
     cells,
-    diagnose,
+    diagnosis_of,
+    look,
     main_blames,
     path_sentence,
     rank_cells,
@@ -30,14 +34,27 @@ from fsdp_sim.diagnose import (
     shown,
     totals,
 )
+from fsdp_sim.diagnose import against as hold_against
 from fsdp_sim.packages import missing
+from fsdp_sim.requests import Failure, read_requests, resolve
 from fsdp_sim.timeline import Timeline, read_timeline, trace_files, write_chrome
-from fsdp_sim.timeline.limits import MAX_BYTES
+from fsdp_sim.timeline.limits import MAX_BYTES, read_bytes
 from fsdp_sim.words import human_ms, percent
 
+MOST_REQUEST_BYTES = 100_000
 MOST_ROWS = 40  # of the page's table
 
 EPILOG = "Exit status: 0; 2 if a file cannot be read, or has no such step or rank."
+
+
+class DiagnoseResult(Diagnosis, frozen=True, kw_only=True):
+    """A diagnosis, and what it was held against."""
+
+    against: Against | None = None
+
+    @classmethod
+    def of(cls, found: Diagnosis) -> DiagnoseResult:
+        return cls(**{name: getattr(found, name) for name in Diagnosis.__struct_fields__})
 
 
 class DiagnoseRequest(msgspec.Struct):
@@ -47,6 +64,7 @@ class DiagnoseRequest(msgspec.Struct):
     rank: int | None = None
     step: int | None = None
     bandwidth_gbps: float | None = None
+    against: str | None = None
 
 
 @click.command("diagnose", cls=Command, epilog=EPILOG)
@@ -54,6 +72,7 @@ class DiagnoseRequest(msgspec.Struct):
 @option("--rank", type=int, help="Which rank to explain.  [default: the first there is]")
 @option("--step", type=int, help="Which step.  [default: the one of median length, the first left out]")
 @option("--bandwidth-gbps", type=float, help="Gbit/s that a link carries: tells small messages from a slow network.")
+@option("--against", metavar="PATH", help="Another run to hold it against: traces, a timeline, a request to simulate.")
 @option("--top", type=click.IntRange(min=0), default=8, show_default=True, help="How many collectives to list.")
 @option(
     "--max-gb",
@@ -71,6 +90,7 @@ def command(
     rank: int | None,
     step: int | None,
     bandwidth_gbps: float | None,
+    against: str | None,
     top: int,
     max_gb: float,
     as_json: bool,
@@ -89,21 +109,28 @@ def command(
       fsdp-sim diagnose traces/
       fsdp-sim diagnose rank0.json.gz rank1.json.gz --rank 1 --bandwidth-gbps 400
       fsdp-sim diagnose trace.json --step 3 --html why.html --chrome perfetto.json.gz
+      fsdp-sim diagnose after/ --against before/
       fsdp-sim diagnose step.jsonl --json
     """
     for name, path in (("--html", html), ("--chrome", chrome)):
         if path and not Path(path).absolute().parent.is_dir():
             raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
     timeline = _read(traces, max_gb)
-    found = diagnose(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps)
+    seen = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps)
+    answer = DiagnoseResult.of(diagnosis_of(seen))
+    if against:
+        answer = with_other(answer, seen, _other(against, max_gb), rank, bandwidth_gbps)
+    found = answer
     if html:
         _page(html, timeline, found)
     if chrome:
         write_chrome(timeline, chrome)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json("diagnose", found)
         return
     _print(found, top)
+    if answer.against:
+        print_against(answer.against, top)
     for what, path in (("page", html), ("trace", chrome)):
         if path:
             click.echo(f"Wrote the {what} to {path}.")
@@ -127,6 +154,27 @@ def _read(traces: Sequence[str], max_gb: float) -> Timeline:
             bar.update(task, completed=sum(done.values()))
 
         return read_timeline(list(traces), progress=progress, max_bytes=int(max_gb * 1e9))
+
+
+def with_other(
+    answer: DiagnoseResult, seen: StepObservation, other: Timeline, rank: int | None, bandwidth_gbps: float | None
+) -> DiagnoseResult:
+    """The answer with another run beside it, on the same rank if that has it."""
+    same = rank if rank is None or rank in other.ranks else None
+    theirs = look(other, rank=same, bandwidth_gbps=bandwidth_gbps)
+    return msgspec.structs.replace(answer, against=hold_against((seen, answer), (theirs, diagnosis_of(theirs))))
+
+
+def _other(path: str, max_gb: float) -> Timeline:
+    """The timeline of another run: read, or simulated where the file is a request to the simulator."""
+    if Path(path).is_file() and Path(path).stat().st_size < MOST_REQUEST_BYTES and path.endswith(".json"):
+        data = read_bytes(path)
+        if b"traceEvents" not in data and b'"model"' in data and data.lstrip()[:1] == b"{":
+            (request,) = read_requests(data, path)
+            if isinstance(request, Failure):
+                raise ValueError(f"--against {request.error}")
+            return resolve(request).simulate().timeline
+    return _read([path], max_gb)
 
 
 def _print(found: Diagnosis, top: int) -> None:

@@ -7,7 +7,6 @@ another from top to bottom, so the first one that fails is the one to mend.
 from __future__ import annotations
 
 import importlib
-import json
 import platform
 import sys
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from fsdp_sim.cli.doctor_system import (
     shared_memory,
     temporary_folder,
 )
+from fsdp_sim.cli.options import print_json
 from fsdp_sim.packages import OLDEST_TORCH, in_checkout, is_untried, release, remedy, requirement
 
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
@@ -140,7 +140,7 @@ def doctor(as_json: bool) -> None:
             status.update(f"checking {check.__name__.replace('_', ' ')}")
             findings.append(examine(check))
     if as_json:
-        click.echo(json.dumps({"checks": [asdict(f) for f in findings]}, indent=1))
+        print_json("doctor", {"checks": [asdict(f) for f in findings]})
     else:
         table = Table("", "", "found", "needed for", "what to do", box=None, header_style="bold", padding=(0, 2, 0, 0))
         for column in table.columns:

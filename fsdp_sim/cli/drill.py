@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fsdp_sim.cli.options import print_json
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
@@ -64,7 +64,7 @@ def list_(as_json: bool) -> None:
     every: list[Source] = [*found, *aloud]
     if as_json:
         entries = [{"name": t.name, "topic": t.topic, "level": t.level, "section": t.section} for t in every]
-        print(json.dumps({"templates": len(found), "spoken": len(aloud), "list": entries}))
+        print_json("drill list", {"templates": len(found), "spoken": len(aloud), "list": entries})
         return
     console = Console()
     listed = Table("question", "topic", "level", "seconds", "section")

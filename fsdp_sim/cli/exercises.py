@@ -5,7 +5,6 @@ A mutant is a known wrong answer or a shortcut: the tests show that each fails w
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fsdp_sim.cli.options import print_json
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import CHAPTERS, load_all
 
@@ -33,7 +33,7 @@ def exercises(chapter: str | None, as_json: bool) -> None:
     found = [exercise for exercise in load_all() if chapter in (None, exercise.chapter)]
     counts = count(found)
     if as_json:
-        print(json.dumps(counts | {"list": [_row(exercise) for exercise in found]}))
+        print_json("exercises", counts | {"list": [_row(exercise) for exercise in found]})
         return
     console = Console()
     listed = Table(Column("exercise", no_wrap=True), "title", "kind", "difficulty", "minutes", "mutants")

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import Console
 
-from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option
+from fsdp_sim.cli.options import NO, Command, json_option, option, print_json, request_options, schema_option
 from fsdp_sim.explore import Account, Measured, RunExplained, explain_run
 from fsdp_sim.requests import ExplainResult, Request, RunAccount, request_of_texts, resolve, with_job
 
@@ -87,7 +86,7 @@ def explain(
         found = explain_run(job.model, job.cluster, job.plan, measured, known, **job.options)
     result = _result(found, job.notes)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json("explain", result)
     else:
         from fsdp_sim.cli.report import print_explained
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 
 import click
-import msgspec
 
-from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option, working
+from fsdp_sim.cli.options import NO, Command, json_option, option, print_json, request_options, schema_option, working
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
 from fsdp_sim.requests import (
     FitResult,
@@ -68,7 +67,7 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
             next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
         )  # fmt: skip
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json("fit", result)
     else:
         from fsdp_sim.cli.report import print_fit
 

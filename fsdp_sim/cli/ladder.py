@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
@@ -11,6 +10,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from fsdp_sim.cli.options import print_json
 from fsdp_sim.ranks import RanksError
 from labs.experiments.ladder import Ladder, climb
 from labs.experiments.ladder import table as text
@@ -73,7 +73,7 @@ def ladder(
     except RanksError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(text.as_json(found), indent=2))
+        print_json("ladder", text.as_json(found))
     else:
         _print(found)
     sys.exit(bool(found.divergences))

@@ -18,38 +18,69 @@ EPILOG = (
 )
 
 
+GOALS = (LEARN, PREDICT, CHOOSE, LOOK, MACHINE, TEACH, MORE) = (
+    "Learn", "Predict a run", "Choose a plan", "Look at a run", "Set up this machine", "Teach", "More"
+)  # fmt: skip
+"""What one wants to do: the headings of the help, in order."""
+
+
 class CommandEntry(NamedTuple):
-    """Where a command lives, and the line `fsdp-sim --help` shows for it."""
+    """Where a command lives, and the line `fsdp-sim --help` shows for it, under which heading."""
 
     target: str  # "module:attribute"
     help: str
+    goal: str = MORE
 
 
 COMMANDS = {
-    "demo": CommandEntry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html."),
-    "ladder": CommandEntry("fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare."),
-    "simulate": CommandEntry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why."),
-    "program": CommandEntry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
-    "sweep": CommandEntry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
-    "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
-    "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
-    "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration."),
-    "lint": CommandEntry("fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model."),
-    "diagnose": CommandEntry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
-    "validate": CommandEntry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
-    "doctor": CommandEntry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
-    "completion": CommandEntry(
-        "fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."
+    "demo": CommandEntry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html.", LEARN),
+    "ladder": CommandEntry(
+        "fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare.", LEARN
     ),
-    "calibrate": CommandEntry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file."),
-    "exercises": CommandEntry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
-    "course": CommandEntry("fsdp_sim.cli.course:course", "Write the notebooks and labs into a folder, or update it."),
-    "lab": CommandEntry("fsdp_sim.cli.lab:lab", "Open JupyterLab at the first notebook."),
-    "mine": CommandEntry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands."),
-    "teach": CommandEntry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
-    "puzzle": CommandEntry("fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it."),
-    "drill": CommandEntry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview."),
-    "coverage": CommandEntry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach."),
+    "simulate": CommandEntry(
+        "fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why.", PREDICT
+    ),
+    "program": CommandEntry(
+        "fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it.", PREDICT
+    ),
+    "sweep": CommandEntry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture.", CHOOSE),
+    "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", CHOOSE),
+    "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change.", CHOOSE),
+    "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration.", LOOK),
+    "lint": CommandEntry(
+        "fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model.", CHOOSE
+    ),
+    "diagnose": CommandEntry(
+        "fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace.", LOOK
+    ),
+    "validate": CommandEntry(
+        "fsdp_sim.cli.validate:validate", "Compare predictions with published measurements.", PREDICT
+    ),
+    "doctor": CommandEntry(
+        "fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest.", MACHINE
+    ),
+    "completion": CommandEntry(
+        "fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words.", MACHINE
+    ),
+    "calibrate": CommandEntry(
+        "fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file.", MACHINE
+    ),
+    "exercises": CommandEntry(
+        "fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them.", LEARN
+    ),
+    "course": CommandEntry(
+        "fsdp_sim.cli.course:course", "Write the notebooks and labs into a folder, or update it.", LEARN
+    ),
+    "lab": CommandEntry("fsdp_sim.cli.lab:lab", "Open JupyterLab at the first notebook.", LEARN),
+    "mine": CommandEntry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands.", LEARN),
+    "teach": CommandEntry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it.", TEACH),
+    "puzzle": CommandEntry(
+        "fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it.", LEARN
+    ),
+    "drill": CommandEntry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview.", LEARN),
+    "coverage": CommandEntry(
+        "fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach.", LEARN
+    ),
 }
 AS_JSON = "fsdp_sim.as_json"
 """The key of `click.Context.meta` for whether the call asks for JSON, errors included."""
@@ -87,8 +118,11 @@ class LazyGroup(click.Group):
             sys.exit(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+        wide = max(map(len, COMMANDS))  # so that every heading's lines begin in one column
+        for goal in GOALS:
+            if some := [(name.ljust(wide), entry.help) for name, entry in COMMANDS.items() if entry.goal == goal]:
+                with formatter.section(goal):
+                    formatter.write_dl(some)
 
 
 def fail_for_package(error: ModuleNotFoundError, ctx: click.Context, command: str | None = None) -> NoReturn:

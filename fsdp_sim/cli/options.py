@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem
 
 from fsdp_sim.configurations import FORMATS
@@ -237,6 +238,23 @@ def with_pairs(
             raise ValueError(f"{option} {pair!r}: {key} is given twice; give it once")
         found[key] = value
     return found
+
+
+VERSION = 1
+"""Of the JSON that commands print: it grows by one when a field goes, or comes to mean something else."""
+
+
+def labelled(command: str, result: Any) -> Any:
+    """A result as it is printed as JSON: with the name of its schema and the version, each of a list."""
+    plain = msgspec.to_builtins(result)
+    if isinstance(plain, list):
+        return [labelled(command, one) for one in plain]
+    return {"schema": f"fsdp-sim {command}", "version": VERSION, **plain}
+
+
+def print_json(command: str, result: Any) -> None:
+    """Print a result as JSON, labelled."""
+    click.echo(msgspec.json.format(msgspec.json.encode(labelled(command, result)), indent=2).decode())
 
 
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON; errors are JSON too.")

@@ -11,7 +11,7 @@ import click
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
+from fsdp_sim.cli.options import Command, json_option, option, plan_option, print_json, schema_option, with_pairs
 from fsdp_sim.schedule import Program, build, toy
 from fsdp_sim.spec import TORCH_VERSIONS, Plan, plan_fields
 from fsdp_sim.timeline import Op, read_text
@@ -85,7 +85,7 @@ def program(
         found = ProgramResult(lines)
         if recording is not None:
             found.equal, found.first_difference = difference is None, difference
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json("program", found)
     elif recording is None:
         click.echo("\n".join(lines))
         if version:

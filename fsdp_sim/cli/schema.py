@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdp_sim.cli.diagnose import DiagnoseRequest
+from fsdp_sim.cli.diagnose import DiagnoseRequest, DiagnoseResult
 from fsdp_sim.cli.explain import ExplainRequest
+from fsdp_sim.cli.options import VERSION
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.cli.tune import TuneRequest
-from fsdp_sim.diagnose import Diagnosis
 from fsdp_sim.requests import ExplainResult, Failure, FitResult, Request, Result, TuneResult
 from fsdp_sim.requests.structs import FitRequest
 
@@ -74,7 +74,7 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "fit": (FitRequest, FitResult, False),
     "tune": (TuneRequest, TuneResult, False),
     "explain": (ExplainRequest, ExplainResult, False),
-    "diagnose": (DiagnoseRequest, Diagnosis, False),
+    "diagnose": (DiagnoseRequest, DiagnoseResult, False),
     "validate": (ValidateRequest, ValidateResult, False),
 }
 
@@ -88,6 +88,10 @@ def schema_of(command: str) -> dict[str, Any]:
     request, result, lists = COMMANDS[command]
     schemas, parts = msgspec.json.schema_components([request, result, Failure], ref_template="#/$defs/{name}")
     properties = dict(zip(("request", "result", "failure"), schemas, strict=True))
+    own = parts[result.__name__]  # what `labelled` writes before its fields
+    label = {"schema": {"const": f"fsdp-sim {command}"}, "version": {"const": VERSION}}
+    own["properties"] = label | own["properties"]
+    own["required"] = [*label, *own.get("required", [])]
     if lists:
         properties["requests"] = {"type": "array", "items": properties["request"]}
         properties["results"] = {

@@ -6,9 +6,18 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
-from fsdp_sim.cli.options import NO, WRONG, Command, json_option, option, request_options, schema_option, working
+from fsdp_sim.cli.options import (
+    NO,
+    WRONG,
+    Command,
+    json_option,
+    option,
+    print_json,
+    request_options,
+    schema_option,
+    working,
+)
 from fsdp_sim.explore import answer
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
@@ -63,7 +72,7 @@ def simulate(
         _check_folder("--html", html)
         _page(html, simulation, result)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json("simulate", result)
     else:
         from fsdp_sim.cli.report import print_result
 
@@ -88,7 +97,7 @@ def _many(source: str, as_json: bool, explained: bool) -> None:
     with working(f"simulating {len(requests):,} requests"):
         results = [_one(request, explained) for request in requests]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
+        print_json("simulate", results)
     else:
         from fsdp_sim.cli.report import print_results
 

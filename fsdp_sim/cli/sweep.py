@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from fsdp_sim.cli.options import (
     KeyValue,
     json_option,
     option,
+    print_json,
     request_options,
     schema_option,
     several,
@@ -171,7 +171,7 @@ def _show(
         write_pareto(figure, rows, list(made.vary))
     if as_json:
         result = SweepResult(made.columns, [_typed(row) for row in rows], front, notes)
-        click.echo(json.dumps(msgspec.to_builtins(result)))
+        print_json("sweep", result)
         return
     from fsdp_sim.cli.report import print_front
 

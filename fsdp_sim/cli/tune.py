@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -19,6 +18,7 @@ from fsdp_sim.cli.options import (
     KeyValue,
     json_option,
     option,
+    print_json,
     request_options,
     schema_option,
     several,
@@ -138,7 +138,7 @@ def tune(
     if form and form in result.not_as:
         raise ValueError(result.not_as[form])
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json("tune", result)
     elif form and found.best is not None:
         click.echo(result.forms[form], nl=False)
     else:

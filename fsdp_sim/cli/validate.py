@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
 
-from fsdp_sim.cli.options import Command, schema_option
+from fsdp_sim.cli.options import Command, print_json, schema_option
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate import (
     FITTED_SOURCE,
@@ -79,7 +78,7 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
         return
     compared = [compare(row) for row in track(rows, "Predicting", console=console, transient=True)]
     if as_json:
-        click.echo(json.dumps(as_result(compared), indent=1))
+        print_json("validate", as_result(compared))
     else:
         _print(compared)
 
@@ -137,7 +136,7 @@ def _print_held(calibration: Calibration, held: list[HeldOut], name: str, as_jso
             "numbers": numbers,
             "rows": rows,
         }
-        click.echo(json.dumps(found, indent=1))
+        print_json("validate", found)
         return
     console = Console()
     table = Table("left out", "rows", "mean", "median", "90th percentile", "bias", box=None, header_style="bold")

@@ -1,13 +1,15 @@
 """Why a step takes as long as it does: what compute waits for, what that costs, and what to try."""
 
 from fsdp_sim.diagnose.advice import TIPS
+from fsdp_sim.diagnose.against import Against, OperationChange, Part, against
 from fsdp_sim.diagnose.causes import Cause, Key, PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.culprits import Culprit
-from fsdp_sim.diagnose.diagnosis import diagnose
+from fsdp_sim.diagnose.diagnosis import diagnose, diagnosis_of
 from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis, Lateness, PathShare, RankTimes, Straggler
 from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
+from fsdp_sim.diagnose.look import StepObservation, look
 from fsdp_sim.diagnose.ranks_in_words import RANK_COLUMNS, path_sentence, rank_cells, ranks_sentence, ranks_to_show
 from fsdp_sim.diagnose.shown import COLUMNS, cells, main_blames, shown, totals
 
@@ -15,6 +17,7 @@ __all__ = [
     "COLUMNS",
     "RANK_COLUMNS",
     "TIPS",
+    "Against",
     "Blame",
     "Cause",
     "Chain",
@@ -25,17 +28,23 @@ __all__ = [
     "Key",
     "Lateness",
     "Links",
+    "OperationChange",
+    "Part",
     "PathPiece",
     "PathShare",
     "RankTimes",
     "RunCauses",
+    "StepObservation",
     "Straggler",
+    "against",
     "cells",
     "chain",
     "critical_path",
     "critical_path_of_run",
     "diagnose",
+    "diagnosis_of",
     "explain",
+    "look",
     "main_blames",
     "path_sentence",
     "rank_cells",

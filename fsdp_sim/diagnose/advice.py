@@ -338,6 +338,20 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
             },
         ),
     ),
+    Culprit.IN_LINE: (
+        _any(
+            "for weights: gather them one unit ahead (fully_shard does; in a compiled graph the passes that bucket and "
+            "reorder collectives)"
+        ),
+        _any(
+            "for activations: fewer ranks in that group, within one node; or split the micro-batch in two, so that one "
+            "half computes while the other travels"
+        ),
+    ),
+    Culprit.PIPELINE: (
+        _any("more micro-batches per step, or an interleaved or zero-bubble schedule: a smaller bubble"),
+        _any("stages that compute equally long: move layers from the slowest"),
+    ),
     Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP, _NO_HSDP),
     Culprit.SMALL: (_LARGER_UNITS, _MICRO_BATCH, _HSDP),
     Culprit.SLOW_RANK: (

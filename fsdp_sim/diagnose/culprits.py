@@ -21,6 +21,8 @@ class Culprit(Word):
     RS_BUFFER = "reduce-scatter buffer"  # gradients wait until an earlier reduce-scatter has read its input buffer
     REDUCTION = "reduction"  # compute goes on only after a reduction of earlier gradients
     TOKENS = "tokens of experts"  # an all-to-all: tokens travel to the ranks of their experts, or back
+    IN_LINE = "collective between computations"  # it begins when compute ends, and compute goes on when it ends
+    PIPELINE = "neighbour in the pipeline"  # activations or gradients of another stage
     NETWORK = "network too slow"  # the gather started as early as it could, and lasts longer than what could hide it
     SMALL = "unit too small"  # as NETWORK, but the message is so small that fixed costs dominate
     SLOW_RANK = "slower rank"  # the collective waits for the last rank of its group

@@ -211,6 +211,22 @@ def _tokens(waits: list[Wait], found: StepObservation) -> str:
     )
 
 
+def _in_line(waits: list[Wait], found: StepObservation) -> str:
+    kinds = ", ".join(str(op) for op, _ in Counter(w.on.op for w in waits if w.on).most_common(3))
+    return (
+        f"A collective ({kinds}) begins when the compute before it ends, and compute goes on when it ends, so nothing "
+        f"runs beside it: {_cost(waits)}. Either its input comes from that compute, as with tensor or sequence "
+        f"parallelism, or it was put behind it, as a compiled graph that prefetches nothing does."
+    )
+
+
+def _pipeline(waits: list[Wait], found: StepObservation) -> str:
+    return (
+        f"Compute waits for what another stage of the pipeline sends: {_cost(waits)}; most before {_worst(waits)}. "
+        f"That is the pipeline's bubble, or a stage that is slower."
+    )
+
+
 def _network(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
@@ -301,6 +317,8 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.RS_BUFFER: _rs_buffer,
     Culprit.REDUCTION: _reduction,
     Culprit.TOKENS: _tokens,
+    Culprit.IN_LINE: _in_line,
+    Culprit.PIPELINE: _pipeline,
     Culprit.NETWORK: _network,
     Culprit.SMALL: _small,
     Culprit.SLOW_RANK: _slow_rank,

@@ -109,6 +109,15 @@ def _before(peers: Peers, view: RankView, e: Event, gap: Interval, speeds: Speed
     return [_for(peers, view, e, on, gap, speeds)]
 
 
+def _in_line(view: RankView, e: Event, on: Event, gap: Interval) -> bool:
+    """Whether a collective that no annotation explains began when the compute before it ended, though its CPU had
+    issued it earlier: its input came from there, or it was put behind it."""
+    if view.on_cpu or on.op not in COLLECTIVES or e.op is Op.OPTIM or not view.computed_before(on):
+        return False
+    queued = on.issue_s < on.start_s - view.launch_s / 2
+    return queued and abs(on.start_s - gap[0]) <= view.launch_s / 5
+
+
 def _end(e: Event) -> float:
     return e.end_s
 
@@ -133,6 +142,10 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
         late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:
             return Wait(*gap, Culprit.SLOW_RANK, e, on, None, late.event.rank if late.event else -1)
+    if on.op in (Op.RECV, Op.SEND):
+        return Wait(*gap, Culprit.PIPELINE, e, on)
+    if not view.header.api and not view.simulated and _in_line(view, e, on, gap):
+        return Wait(*gap, Culprit.IN_LINE, e, on)
     if on.op is Op.ALL_TO_ALL:
         return Wait(*gap, Culprit.TOKENS, e, on)
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:

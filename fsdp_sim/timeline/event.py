@@ -61,7 +61,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     def label(self) -> str:
         """``FWD layers.0`` or ``ALL_GATHER(layers.0)``, as the recorded programs print it."""
         if self.op in (Op.FWD, Op.BWD):
-            return f"{self.op} {self.unit}"
+            return f"{self.op} {self.unit}".rstrip()
         return f"{self.op}({self.unit})" if self.unit else str(self.op)
 
     @property

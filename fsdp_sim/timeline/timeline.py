@@ -118,7 +118,9 @@ class Timeline:
     def api(self) -> str:
         """Which way of training it is a step of, as `Plan.api` has it; where the header does not say, by what its
         operations give away. Empty where nothing communicates."""
-        return self.header.api or _api_of(self.ops)
+        found = self.header.api or _api_of(self.ops)
+        # FSDP annotates what it does, so what a trace without its annotations gathers, something else does.
+        return "" if found == "fsdp2" and not self.header.api and self.header.producer == "torch.profiler" else found
 
     @property
     def start_s(self) -> float:

@@ -45,7 +45,7 @@ def kernel_draft(kernel: Kernel, rows: TraceRows, host: Host, sizes: dict[tuple[
     issue = min(issue, kernel.start)  # clocks of CPU and device differ by microseconds
     state = host.state(issue)
     notes = host.note(tid, issue)
-    ops = host.op_around(tid, issue) if notes else []
+    ops = host.op_around(tid, issue) if notes or is_collective_kernel(kernel.name) else []
     op, note = _op(kernel, notes, ops)
     draft = Draft(op or state.op, state.unit, state, issue, kernel.start, kernel.end, tid, stream=kernel.stream)
     if note is not None:
@@ -84,7 +84,10 @@ def _op(kernel: Kernel, notes: list[Note], ops: list[str]) -> tuple[Op | None, N
     """What a kernel does, and the annotation that says so; None for what the unit itself computes."""
     note = next((note for note in notes if note.kind in _PARTS), None)
     if is_collective_kernel(kernel.name):
-        return collective(kernel.name, kernel.args.collective, *ops) or Op.OTHER, note
+        kinds = (collective(name) for name in (kernel.name, kernel.args.collective, *ops))
+        known = [kind for kind in kinds if kind is not None]
+        # NCCL sends all that travels between two ranks with one kernel; who called it says what it was.
+        return next((kind for kind in known if kind is not Op.OTHER), Op.OTHER), note
     to_device, to_host = "HtoD" in kernel.name, "DtoH" in kernel.name
     if note is None:
         return (Op.H2D if to_device else Op.D2H if to_host else None), None

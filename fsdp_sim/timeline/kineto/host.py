@@ -107,13 +107,24 @@ class Host:
         ]
         edges = sorted(m[0] for m in marks)
         marks += [(t, 1, Note(t, t, 0, "autograd"), True) for t in self._autograd_starts(edges)]
+        if not self.fsdp:  # FSDP says where a forward begins
+            marks += [(t, 1, Note(t, t, 0, "forward"), True) for t in self._forward_starts()]
         walk = _Walk([note for note in self.notes if note.kind == "step"], self.fsdp)
         for time, _, note, begins in sorted(marks, key=lambda m: m[:2]):
             walk.step_to(time)
             walk.pass_(note, begins)
             self._times.append(time)
             self._states.append(walk.state())
+        if not self.fsdp:
+            self._begin_steps_early()
         self._before = HostState(step=walk.first_step, phase=Phase.NONE)
+
+    def _begin_steps_early(self) -> None:
+        """What is issued between an optimizer and the next forward prepares that: weights are gathered for it."""
+        for i in range(len(self._states) - 2, -1, -1):
+            state, following = self._states[i], self._states[i + 1]
+            if state.phase is Phase.NONE and following.step > state.step:
+                self._states[i] = state._replace(step=following.step, micro_batch=0)
 
     @cached_property
     def _engine(self) -> Nesting:
@@ -129,6 +140,16 @@ class Host:
         first: dict[int, float] = {}  # by how much happened before
         for start in (self.ops.start[i] for i in self._evaluations):
             first.setdefault(bisect_right(edges, start), start)
+        return list(first.values())
+
+    def _forward_starts(self) -> list[float]:
+        """When operations that autograd records begin, outside of its engine, as often as that had run before."""
+        engine = sorted(self.ops.start[i] for i in self._evaluations)
+        first: dict[int, float] = {}  # by how much of backward happened before
+        for i, forward in enumerate(self.ops.forward):
+            start = self.ops.start[i]
+            if forward and not self.in_autograd(self.ops.tid[i], start):
+                first.setdefault(bisect_right(engine, start), start)
         return list(first.values())
 
     @cached_property
@@ -208,6 +229,8 @@ class _Walk:
         elif kind == "post_forward" and begins:
             self._pop((Op.FWD, Op.RECOMPUTE), unit)
             self._loss = unit == ROOT and self._phase is Phase.FORWARD
+        elif kind == "forward" and self._phase is not Phase.OPTIMIZER:
+            self._enter(Phase.FORWARD)
         elif kind == "ddp_forward":
             self._loss = True
             self._count += 1

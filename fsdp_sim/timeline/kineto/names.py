@@ -71,7 +71,7 @@ def host_work(name: str) -> str:
 
 _COLLECTIVE = (  # in order: the first that fits, in a name without underscores and in small letters
     ("reducescatter", Op.REDUCE_SCATTER), ("allgather", Op.ALL_GATHER), ("allreduce", Op.ALL_REDUCE),
-    ("broadcast", Op.BROADCAST), ("barrier", Op.BARRIER), ("alltoall", Op.OTHER), ("sendrecv", Op.OTHER),
+    ("broadcast", Op.BROADCAST), ("barrier", Op.BARRIER), ("alltoall", Op.ALL_TO_ALL), ("sendrecv", Op.OTHER),
     ("send", Op.SEND), ("recv", Op.RECV), ("reduce", Op.OTHER), ("gather", Op.OTHER), ("scatter", Op.OTHER),
 )  # fmt: skip
 

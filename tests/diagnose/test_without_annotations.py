@@ -1,0 +1,54 @@
+"""Traces that nobody annotated (DDP, Megatron-LM, ZeRO-3, compiled graphs, pipelines) get their culprits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_sim.diagnose import Culprit, Diagnosis, diagnose
+from fsdp_sim.timeline import read_timeline
+from tests.timeline.kineto import plain_trace as plain
+
+WAYS = ({}, {"arguments": False}, {"amd": True})
+CASES = [  # a training, what keeps compute waiting most, and for how long in a step
+    ("ddp, last bucket", lambda run: plain.ddp(run, bucket_us=300), Culprit.LAST_REDUCTIONS, 0.30e-3),
+    ("ddp, slow network", lambda run: plain.ddp(run, bucket_us=900), Culprit.LAST_REDUCTIONS, 4.40e-3),
+    ("tensor parallel", plain.megatron, Culprit.IN_LINE, 32 * 0.15e-3),
+    ("zero3, slow network", lambda run: plain.sharded(run, gather_us=700), Culprit.NETWORK, 4.55e-3),
+    ("compiled, no prefetch", lambda run: plain.sharded(run, ahead=0), Culprit.IN_LINE, 14 * 0.5e-3),
+    ("pipeline", plain.pipeline, Culprit.PIPELINE, 7 * 0.1e-3),
+    ("late CPU", plain.late, Culprit.LAUNCHES, 4.7e-3),
+]
+
+
+def diagnosed(train, path: Path, **way: bool) -> Diagnosis:
+    run = plain.PlainRank(**way)
+    train(run)
+    path.write_text(json.dumps(run.trace()))
+    return diagnose(read_timeline(path))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("train", "culprit", "seconds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_the_culprit_is_found_from_streams_and_launches(train, culprit, seconds, way, tmp_path: Path) -> None:
+    found = diagnosed(train, tmp_path / "rank0.json", **way)
+    worst = found.culprits[0]
+    assert worst.culprit is culprit, found.headline
+    assert worst.idle_s == pytest.approx(seconds, rel=0.1)
+    unknown = [blame.idle_s for blame in found.culprits if blame.culprit is Culprit.UNKNOWN]
+    assert sum(unknown) < 0.01 * found.step_s
+
+
+def test_what_is_hidden_is_no_culprit(tmp_path: Path) -> None:
+    found = diagnosed(lambda run: plain.sharded(run, gather_us=100), tmp_path / "rank0.json")
+    assert {blame.culprit for blame in found.culprits if blame.idle_s > 0.02 * found.step_s} <= {
+        Culprit.LAST_REDUCTIONS, Culprit.FIRST_ALL_GATHER
+    }  # fmt: skip
+
+
+def test_steps_are_told_apart_by_the_optimizer(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    found = diagnosed(lambda run: plain.sharded(run, steps=4), path)
+    assert len(read_timeline(path).steps) == 4
+    assert found.api == ""  # so advice names no function of FSDP
+    assert "fully_shard" not in found.culprits[0].advice[0]
