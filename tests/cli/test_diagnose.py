@@ -138,7 +138,10 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_status_2(arguments, words,
 
 def test_the_examples_of_its_help_run(timeline, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, rank in (("trace.json", 0), ("rank0.json.gz", 0), ("rank1.json.gz", 1), ("step.jsonl", 0)):
+    folders = [f"{folder}/rank{rank}.json.gz" for folder in ("traces", "after", "before") for rank in (0, 1)]
+    for name in ("trace.json", "rank0.json.gz", "rank1.json.gz", "step.jsonl", *folders):
+        rank = int("rank1" in name)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         moved = [msgspec.structs.replace(e, rank=rank, step=e.step + 3) for e in timeline.events]
         made = type(timeline)(timeline.header, moved)
         made.to_jsonl(tmp_path / name) if name.endswith("l") else write_chrome(made, tmp_path / name)
