@@ -13,14 +13,14 @@
 # %% [markdown]
 # # Checkpoints: what must survive?
 #
-# No rank has the model, so saving it takes all of them. By the end you can save a sharded model without a hang, load it
-# on another number of ranks, go on after a kill so that nobody can tell, and say which checkpoints you trust.
+# No rank has the model, so saving it takes all of them. By the end you can save a sharded model without a hang, load
+# it on another number of ranks, go on after a kill so that nobody can tell, and say which checkpoints you trust.
 
 # %% [markdown]
 # > **Our 8B model** has been training for days when a node dies. Training [Llama 3
 # > 405B](https://arxiv.org/abs/2407.21783), Meta counted 419 unexpected interruptions in 54 days on 16 thousand GPUs.
-# > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
-# > read them back on whatever is left of the cluster.
+# > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on,
+# > and read them back on whatever is left of the cluster.
 #
 # **Core path, about 45 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
@@ -31,6 +31,7 @@
 # %%
 import copy
 import pickle
+import pickletools
 import tempfile
 import warnings
 from pathlib import Path
@@ -41,23 +42,26 @@ import torch.distributed.checkpoint as dcp
 from IPython.display import HTML
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-# %%
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.checkpoints import Disk, Training
+from fsdp_sim.learn.exercises.checkpoints.code_in_a_checkpoint import inputs
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
 from fsdp_sim.learn.pictures.numerics import losses
 from fsdp_sim.mini import FSDPParam
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.ranks import RanksError, run
+from labs.checkpoint import Checkpointer
+from labs.experiments import resume
+from labs.experiments.mine import mine
 from labs.experiments.resume import on_disk
 
+# %%
 temporary = tempfile.TemporaryDirectory()  # on the disk of this machine, where all ranks see it
 folder = Path(temporary.name)
 
@@ -132,10 +136,8 @@ assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
 # LOCAL, flat pieces that only the same ranks can load. Full on rank 0 alone is
 # `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)` there.
 
+
 # %%
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
-
-
 def old_way():
     model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     with warnings.catch_warnings(record=True) as heard:
@@ -179,20 +181,19 @@ assert "rank 1 returned without calling" in verdict.headline
 # `full_tensor()` is an **all-gather**: it ends when every rank has called it. Here a watchdog speaks up after a moment.
 # On a cluster everybody waits for ten minutes and then the job dies, always at a save.
 #
-# So put `if rank == 0:` before the *write*, and never before the *gathering*. All ranks enter `state_dict`; one creates
-# the file.
+# So put `if rank == 0:` before the *write*, and never before the *gathering*. All ranks enter `state_dict`; one
+# creates the file.
 
 # %% exercise="case_16" tags=["nbval-ignore-output"]
 
 # %% tags=["hide-input"]
 each = [(torch.full((60, 128), float(rank)),) for rank in range(4)]
 held = run(checked.use, 4, each=each, progress=False)
-bars = {
-    f"rank {rank}": {f"rows of rank {r}": float((state["weight"][:, 0] == r).sum()) if state else 0.0 for r in range(4)}
-    for rank, state in enumerate(held)
-}
-assert [sum(bar.values()) for bar in bars.values()] == [240, 0, 0, 0]
-stacks(bars, "All ranks gave their rows, and rank 0 alone has them all", "rows in the full state dict")
+counts = [[int((state["weight"][:, 0] == r).sum()) if state else 0 for r in range(4)] for state in held]
+assert [sum(of) for of in counts] == [240, 0, 0, 0]
+rows = tuple((f"rank {rank}", *map(str, of)) for rank, of in enumerate(counts))
+header = ("its full state dict has", *(f"rows of rank {r}" for r in range(4)))
+HTML(viz.Table("All ranks gave their rows, and rank 0 alone has them all", header, rows).to_html())
 
 # %% [markdown] covers=["pitfall 39", "coverage 004.58", "coverage 004.47", "coverage 004.60"]
 # ### Optional: recipes
@@ -200,14 +201,12 @@ stacks(bars, "All ranks gave their rows, and rank 0 alone has them all", "rows i
 # Four that you will find, and what each does:
 #
 # - `if rank == 0: save(model)`, around a function that gathers: a hang.
-# - `if rank == 0: torch.save(model.state_dict())` with FSDP2: no hang, and a file with rank 0's rows. You notice at the
-#   first load.
+# - `if rank == 0: torch.save(model.state_dict())` with FSDP2: no hang, and a file with rank 0's rows. You notice at
+#   the first load.
 # - `ShardedStateDictConfig(rank0_only=True)`: a TypeError. Shards have no form that one rank holds.
 # - `state_dict(state_dict_type=...)`: a TypeError. No version of torch had that argument.
 
 # %%
-from torch.distributed.fsdp import ShardedStateDictConfig
-
 try:
     found = ShardedStateDictConfig(offload_to_cpu=True, rank0_only=True)
 except TypeError as error:
@@ -302,8 +301,8 @@ print("Three ranks together hold what one rank alone loads, bit for bit.")
 # ### Optional: read once, send to all
 #
 # What about loading on rank 0 and sending it round, as in `ckpt = broadcast_object_list([ckpt])[0]`? That function
-# fills its list in place and returns `None`, so this line is a TypeError. Mended, it pickles the *whole* model to every
-# rank: W copies in host memory.
+# fills its list in place and returns `None`, so this line is a TypeError. Mended, it pickles the *whole* model to
+# every rank: W copies in host memory.
 #
 # With a full file, let rank 0 read, and have `set_model_state_dict(...,
 # StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))` send tensor by tensor. With DCP every rank reads
@@ -441,10 +440,8 @@ losses(shown, "With all four kept, nobody can tell")
 # A rank is killed in the middle of a save. What does the next start find? First `labs/checkpoint`, which is ours: we
 # kill rank 0 (SIGKILL) at four moments of its second save.
 
+
 # %%
-from labs.checkpoint import Checkpointer
-
-
 def saves_twice(path, moment):
     import os
 
@@ -512,8 +509,8 @@ saves(written, [step <= newest for step in range(3)], "One rank had no room, so 
 # %% [markdown]
 # ## 7. While training goes on
 #
-# [`dcp.async_save`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) copies the tensors and returns; a
-# thread does the writing. What if a disk is full?
+# [`dcp.async_save`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) copies the tensors and returns;
+# a thread does the writing. What if a disk is full?
 
 # %% predict="who_raises_in_background"
 
@@ -562,8 +559,6 @@ saves(written, [step in counted for step in range(4)], "Four saves in the backgr
 # %% predict="format_of_the_index"
 
 # %%
-import pickletools
-
 content = (folder / "four" / ".metadata").read_bytes()
 called = {str(argument) for order, argument, _ in pickletools.genops(content) if order.name == "SHORT_BINUNICODE"}
 print("it names:", ", ".join(sorted(name for name in called if "torch" in name)))
@@ -573,8 +568,6 @@ assert any("torch.distributed.checkpoint.metadata" in name for name in called)
 # %% exercise="code_in_a_checkpoint"
 
 # %%
-from fsdp_sim.learn.exercises.checkpoints.code_in_a_checkpoint import inputs
-
 seen = run(checked.use, 1, each=inputs(seed=7), progress=False)[0]
 ways = tuple((way, "ran code" if note else "did not") for way, note in seen.items() if way != "claim")
 assert [ran for _, ran in ways] == ["did not", "ran code", "ran code"]
@@ -600,8 +593,6 @@ misconceptions("checkpoints")
 # %% exercise="whole_tensors"
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
 standing = mine()
 standing
 
@@ -615,8 +606,6 @@ standing.picture
 # written, the folder has not got its name yet. Then one process *without FSDP* goes on.
 
 # %% tags=["nbval-ignore-output"]
-from labs.experiments import resume
-
 resume.kill(folder / "killed", ranks=2, where="before-rename")
 alone = resume.goes_on(folder / "killed", folder / "alone", "--api=single", ranks=1)
 
