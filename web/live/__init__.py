@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -71,18 +72,21 @@ def compiled(pyodide: Path, wheel: Path, folder: Path) -> tuple[Path, Path]:
     key = hashlib.sha256(repr(sorted(code.items())).encode() + (HERE / "compile.mjs").read_bytes()).hexdigest()[:16]
     made, memory = folder / f"ours-{key}.zip", folder / f"memory-{key}.gz"
     if not (made.exists() and memory.exists()):
-        for old in (*folder.glob("ours-*.zip"), *folder.glob("memory-*.gz")):
-            old.unlink()
-        raw = folder / "sources.zip"
-        with zipfile.ZipFile(raw, "w") as file:
-            for name, content in code.items():
-                file.writestr(name, content)
-        command = [tool("node"), str(HERE / "compile.mjs"), str(pyodide), str(raw), str(made), str(memory)]
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            said = (run.stderr or run.stdout).strip()  # its end: a script of a megabyte may come before
-            raise RuntimeError(f"our code could not be compiled for the browser: {said[-2000:]}")
-        raw.unlink()
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # another build may be at it too
+            raw, new, woken = (Path(scratch, name) for name in ("sources.zip", "ours.zip", "memory.gz"))
+            with zipfile.ZipFile(raw, "w") as file:
+                for name, content in code.items():
+                    file.writestr(name, content)
+            command = [tool("node"), str(HERE / "compile.mjs"), *map(str, (pyodide, raw, new, woken))]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode:
+                # Node shows the line that threw, which may be a script of a megabyte.
+                said = [line for line in (run.stderr or run.stdout).splitlines() if line.strip() and len(line) < 500]
+                raise RuntimeError("our code could not be compiled for the browser:\n" + "\n".join(said[-15:]))
+            for old in (*folder.glob("ours-*.zip"), *folder.glob("memory-*.gz")):
+                old.unlink(missing_ok=True)
+            woken.replace(memory)
+            new.replace(made)
     return made, memory
 
 
