@@ -159,5 +159,5 @@ def plain(change: drawing.Change) -> dict[str, Any]:
     return {
         name: [None if math.isnan(v) else v for v in value] if isinstance(value, array) else value
         for name, value in change.items()
-        if name != "selectedpoints"
+        if name != "selectedpoints" or value is not None  # else all are as bright as they are
     }
