@@ -53,6 +53,23 @@ def test_axe_finds_nothing(served: str, page: Any, name: str, width: str, scheme
     assert violations(page) == []
 
 
+@pytest.mark.browser
+@pytest.mark.tail
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_phone(
+    served: str, pages: Path, page: Any, scheme: str
+) -> None:
+    page.set_viewport_size({"width": WIDTHS["phone"], "height": 844})
+    page.emulate_media(color_scheme=scheme)
+    found: dict[str, list[str]] = {}
+    for path in sorted(pages.rglob("*.html")):
+        name = path.relative_to(pages).as_posix()
+        page.goto(f"{served}/{name}")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        found[name] = [*(["wider than the window"] if wide > WIDTHS["phone"] else []), *violations(page)]
+    assert {name: some for name, some in found.items() if some} == {}
+
+
 def test_an_output_is_mended_where_a_notebook_may_show_what_a_page_may_not() -> None:
     from web.pages.course import accessible
 

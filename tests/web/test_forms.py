@@ -105,6 +105,24 @@ def test_what_a_trace_says_is_text_and_what_is_no_trace_is_refused(opened: Any, 
     assert refused(page).startswith("cut.json.gz is a broken gzip file after")
 
 
+def test_reading_is_cancelled_and_begun_anew_and_what_is_too_large_is_refused_before(
+    opened: Any, live_site: str
+) -> None:
+    page = opened
+    page.goto(f"{live_site}/trace.html")
+    page.set_input_files("#files", RECORDED / "fsdp2.rank0.json.gz")
+    page.click("#form button")
+    page.get_by_role("button", name="Cancel").click()  # Python is not there yet
+    assert refused(page) == "Cancelled; nothing was kept."
+    page.click("#form button")
+    answered(page)
+    assert page.locator("progress").count() == 0
+
+    page.evaluate("Object.defineProperty(File.prototype, 'size', { get: () => 3e8 })")
+    page.click("#form button")
+    assert refused(page).startswith("fsdp2.rank0.json.gz is 300 MB; this page reads traces of up to 200 MB each")
+
+
 LOOKED_AT = [
     ("fit", 390, "dark"),
     ("trace", 1280, "light"),
