@@ -46,8 +46,9 @@ def gathered(folder: Path = FETCHED) -> dict[str, Path | bytes]:
             tar.extractall(folder / "new", filter="data")
         (folder / "new" / "package").rename(unpacked)
     files: dict[str, Path | bytes] = {f"python/{name}": unpacked / name for name in PYTHON}
-    files["python/ours.zip"], files["python/memory.gz"] = compiled(unpacked, fetched("msgspec", folder), folder)
-    return files
+    ours, memory = compiled(unpacked, fetched("msgspec", folder), folder)
+    # Read now: a build of other sources may remove them meanwhile.
+    return files | {"python/ours.zip": ours.read_bytes(), "python/memory.gz": memory.read_bytes()}
 
 
 def sources() -> dict[str, bytes]:
