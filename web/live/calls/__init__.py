@@ -31,7 +31,7 @@ def prepare(page: str) -> None:
         import_module(f"{__name__}.{PAGES[page]}")
 
 
-def call(name: str, argument_json: str, progress: Callable[[int, int], object] | None = None) -> str:
+def call(name: str, argument_json: str, progress: Callable[[int, int], None] | None = None) -> str:
     """Answer one question; ``{"answer": ...}``, or ``{"refused": sentence}``.
 
     Args:

@@ -19,7 +19,7 @@ LANES_PX = 260
 SETTINGS = ("step", "rank", "bandwidth_gbps")
 
 
-def trace(argument: dict[str, Any], progress: Callable[[int, int], object] | None = None) -> dict[str, Any]:
+def trace(argument: dict[str, Any], progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """What a step waited for, what to try, and the step as a figure.
 
     Args:
