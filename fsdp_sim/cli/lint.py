@@ -91,7 +91,8 @@ def _print(reports: list[FileReport], failed: list[str], format_: str) -> None:
     else:
         from fsdp_sim.cli.lint_words import print_reports
 
-        print_reports(reports)
+        if reports:
+            print_reports(reports)
     for sentence in failed:
         click.echo(f"Error: {harmless(sentence)}", err=True)
 

@@ -11,6 +11,8 @@ from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.spec import SETTINGS_OF, text_of
 from fsdp_sim.words import human_bytes, human_ms
 
+SAME = 0.005  # of a step or of its memory: what nobody would notice
+
 
 class Costs:
     """Simulates with what is known of a run: ``texts``, as the options of the command line give it."""
@@ -50,8 +52,14 @@ class Costs:
             one, other = job.simulate(), self.job(**instead).simulate()
         except ValueError:
             return ""
+        if abs(one.step_time_s - other.step_time_s) < SAME * one.step_time_s and _same_memory(one, other):
+            return f"no difference to {job.model.name} on {job.cluster.gpus} {job.cluster.gpu.name} with this plan"
         where = f"{job.model.name} on {job.cluster.gpus} {job.cluster.gpu.name}"
         return f"{where}: {in_words(one)} a step, {in_words(other)} with the fix"
+
+
+def _same_memory(one: Simulation, other: Simulation) -> bool:
+    return abs(one.peak_memory_bytes - other.peak_memory_bytes) < SAME * one.peak_memory_bytes
 
 
 def in_words(simulation: Simulation) -> str:

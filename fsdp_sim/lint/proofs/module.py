@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_sim.lint.proofs._toy import CPU, Collectives, Shown, Toy, agree, fsdp2, fully_shard, mesh, own_tokens, raised
@@ -62,28 +62,12 @@ def frozen_in_flat_unit() -> Shown:
 
 
 def integer_parameters() -> Shown:
-    """Bits as the module sees them in forward under bf16: numbers, or the bits that were stored."""
     bits = torch.arange(100, 108, dtype=torch.uint8)
-
-    class Quantised(Weights):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight: Any = self.w0
-            self.seen = weight.detach().clone().view(torch.uint8)
-            return x
-
-    def given(version: int) -> torch.Tensor:
-        model = Quantised(bits, trainable=(False,))
-        if version == 1:
-            policy = MixedPrecision(param_dtype=torch.bfloat16)
-            FullyShardedDataParallel(model, device_id=CPU, mixed_precision=policy, use_orig_params=True)(torch.ones(1))
-        else:
-            fully_shard(model, mesh=mesh(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))(torch.ones(1))
-        return model.seen
-
-    trap, fix = given(1), given(2)
-    return Shown(
-        not torch.equal(trap, bits) and torch.equal(fix, bits), f"bytes {trap.tolist()[:4]}", f"{fix.tolist()[:4]}"
-    )
+    trap = raised(lambda: FullyShardedDataParallel(Weights(bits), device_id=CPU))
+    model: Any = fully_shard(Weights(bits), mesh=mesh(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    model.unshard()
+    fix = torch.equal(model.w0.detach(), bits)
+    return Shown("integer" in trap and fix, trap, f"FSDP2 gives the module the same bits: {fix}")
 
 
 class Table(nn.Module):

@@ -18,7 +18,7 @@ from fsdp_sim.lint.script.ask import (
     same_model,
     wrapped,
 )
-from fsdp_sim.lint.script.record import Script, alternatives, every, inside, whole
+from fsdp_sim.lint.script.record import Script, alternatives, compatible, every, inside, whole
 from fsdp_sim.words import did_you_mean
 
 
@@ -107,16 +107,18 @@ def checkpoint_after_sharding(script: Script) -> Iterator[Found]:
 def compile_before_checkpointing(script: Script) -> Iterator[Found]:
     for call in script.torch("checkpoint_wrapper", "apply_activation_checkpointing"):
         given = call.given("module", 0) or call.words.get("model")
-        for one in alternatives(given, call.path):
-            made = any(thing.kind == "compiled" for thing in inside(one, call.path))
+        ones = list(alternatives(given, call.path))
+        for one in ones:
+            made = all(any(thing.kind == "compiled" for thing in inside(each, call.path)) for each in ones)
             in_place = [
                 other for other in script.methods("compile")
                 if other.order < call.order and other.on is not None
+                and other.function == call.function and compatible(other.path, call.path)
                 and (other.on in inside(one, call.path)
                      or (call.name != "checkpoint_wrapper" and same_model(other.on, one)))
             ]  # fmt: skip
             stored = call.name != "checkpoint_wrapper" and any(
-                other.name == "<assign>" and other.order < call.order and other.args
+                other.name == "<assign>" and other.order < call.order and other.args and other.function == call.function
                 and other.args[0].kind == "compiled"
                 and same_model(other.args[0], one) for other in script.calls
             )  # fmt: skip

@@ -23,7 +23,9 @@ PARAMETERS = {"parameters", "named_parameters"}
 GOES_THROUGH = {"list", "tuple", "iter", "reversed", "sorted", "set", "filter", "chain", "tqdm", "deque"}
 PLAIN = {
     "print", "len", "isinstance", "sum", "min", "max", "str", "int", "float", "range", "type", "hasattr", "repr", "id",
-    "getattr", "setattr", "super", "any", "all", "abs", "bool", "dict", "open", "next", "hash", "round", "format",
+    "getattr", "setattr",
+    "enumerate", "zip", "list", "tuple", "set", "iter", "reversed", "sorted", "map", "filter", "vars",
+    "super", "any", "all", "abs", "bool", "dict", "open", "next", "hash", "round", "format",
 }  # fmt: skip
 """Builtins, which do nothing to a model."""
 IS_RANK = re.compile(r"(global_|local_|world_|dist_|my_|dp_|ddp_|self\.)*(rank|RANK|LOCAL_RANK)$")
@@ -93,8 +95,11 @@ class Expressions:
                 found = self.look_up(name)
                 if found is not None:
                     return found
-                return Thing("rank" if IS_RANK.match(name) else "rank-test" if IS_FIRST.match(name) else "name",
-                             self.script.imports.get(name, name), node=node)  # fmt: skip
+                kind = "rank" if IS_RANK.match(name) else "rank-test" if IS_FIRST.match(name) else "name"
+                made = Thing(kind, self.script.imports.get(name, name), node=node)
+                if name not in self.script.imports:
+                    self.scopes[0][name] = made  # the same each time
+                return made
             case ast.Attribute():
                 return self._attribute(node)
             case ast.Call():

@@ -1,0 +1,105 @@
+"""`fsdp-sim lint` as people and CI jobs use it."""
+
+import json
+
+import pytest
+
+from tests.cli.commands import call
+
+TRAP = """import torch
+from torch.distributed.fsdp import fully_shard
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+fully_shard(model)
+"""
+
+
+MODEL = """import torch
+def build():
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+def broken():
+    raise RuntimeError("no")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAP)
+    return path
+
+
+def test_a_finding_names_its_line_its_cost_the_fix_and_the_source_and_ends_with_1(script):
+    done = call("lint", str(script))
+
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "optimizer-before-sharding line 4" in said
+    assert "optimizer = torch.optim.AdamW(model.parameters())" in said
+    assert all(word in said for word in ("costs", "fix", "source", "1 error in"))
+
+
+def test_a_clean_script_ends_with_0_and_an_unreadable_one_with_2(script):
+    script.write_text("import torch\n")
+    assert call("lint", str(script)).exit_code == 0
+
+    script.write_text("import (\n")
+    done = call("lint", str(script))
+    assert (done.exit_code, "line 1" in done.output) == (2, True)
+
+
+def test_a_comment_ignores_a_finding_of_its_line_and_an_option_one_everywhere(script):
+    script.write_text(TRAP.replace("parameters())", "parameters())  # fsdp-sim: ignore[optimizer-before-sharding]"))
+    done = call("lint", str(script))
+    assert (done.exit_code, "1 ignored by comments" in " ".join(done.output.split())) == (0, True)
+
+    script.write_text(TRAP.replace("parameters())", "parameters())  # fsdp-sim: ignore[clip-per-rank]"))
+    assert call("lint", str(script)).exit_code == 1
+    assert call("lint", str(script), "--ignore", "optimizer-before-sharding").exit_code == 0
+    assert call("lint", str(script), "--rule", "clip-per-rank").exit_code == 0
+
+
+def test_json_and_sarif_say_the_same(script):
+    [file] = json.loads(call("lint", str(script), "--json").output)["files"]
+    log = json.loads(call("lint", str(script), "--format", "sarif").output)
+
+    [finding], [result] = file["findings"], log["runs"][0]["results"]
+    region = result["locations"][0]["physicalLocation"]["region"]
+    assert (finding["rule"], finding["line"], finding["column"]) == (
+        result["ruleId"],
+        region["startLine"],
+        region["startColumn"],
+    )
+    assert log["version"] == "2.1.0"
+    assert log["runs"][0]["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+
+
+def test_a_model_and_gpus_give_what_a_trap_costs(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
+        "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: NO_WRAP}\n"
+    )
+    done = call("lint", str(path), "--model", "llama3-8b", "--gpu", "H100", "--json")
+
+    [finding] = json.loads(done.output)["files"][0]["findings"]
+    assert finding["rule"] == "one-unit"
+    assert "ms and" in finding["simulated"]
+
+
+def test_a_rule_that_there_is_not_is_named_with_the_nearest():
+    done = call("lint", "x.py", "--rule", "clip-per-ranks")
+
+    assert (done.exit_code, "clip-per-rank" in done.output) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_model_is_made_in_a_process_of_its_own_and_what_it_says_wrong_is_one_sentence(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    done = call("lint", f"{path}:build", f"{path}:broken")
+
+    assert done.exit_code == 2
+    assert "batch-norm-statistics" in done.output
+    assert "cannot be made: RuntimeError: no" in " ".join(done.output.split())
