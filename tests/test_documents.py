@@ -74,6 +74,7 @@ NOT_RUN = {
     "fsdp-sim course": "tests/cli/test_course.py",
     "fsdp-sim lab": "tests/cli/test_course.py",
     "pip install": "tests/test_base_install.py builds the wheel and runs every command on it",
+    "python -m web.hosts": "writes README: tests/test_hosts.py",
     "pip wheel": "tests/test_base_install.py builds the wheel and runs every command on it",
     "python -m labs.train": "tests/cli/test_course.py",
     "make gpu-day": "tests/labs/gpu_day rehearses a part of it; whole it takes half an hour",

@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -45,10 +46,12 @@ def home_of_labs() -> Path | None:
 
 
 def bring_labs() -> None:
-    """Let this process, and the ranks it starts, import the ``labs`` of this version.
+    """Let this process, its ranks and the torchrun that it starts import the ``labs`` of this version.
 
     They come first, so that no other package of that name is taken for them.
     """
     home = home_of_labs()
     if home is not None and str(home) not in sys.path:
         sys.path.insert(0, str(home))
+        others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(home), *others])

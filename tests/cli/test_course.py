@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fsdp_sim.cli import course_files as course_files_module
 from fsdp_sim.cli.course import FIRST, WRITTEN, write_course
 from fsdp_sim.cli.course_files import course_files
 from tests.cli.commands import call
@@ -143,6 +144,22 @@ def test_in_the_folder_the_trainer_is_the_folders_own(here):
 
     assert done.returncode == 0, done.stderr
     assert f"mine {here / 'labs' / 'config.py'}" in done.stdout
+
+
+def test_programs_that_a_process_starts_find_the_labs_that_it_brought(tmp_path, monkeypatch):
+    """torchrun is one, as from a cell in Colab."""
+    (tmp_path / "labs").mkdir()
+    for name in ("__init__.py", "train.py"):
+        (tmp_path / "labs" / name).touch()
+    monkeypatch.setattr(course_files_module, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    course_files_module.bring_labs()
+    child = [sys.executable, "-c", "import labs; print(labs.__file__)"]
+    said = subprocess.run(child, cwd=tmp_path.parent, capture_output=True, text=True, check=True).stdout
+
+    assert said.strip() == str(tmp_path / "labs" / "__init__.py")
 
 
 @pytest.mark.parametrize("folder", ["notebooks", "."])
