@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fsdp_sim import Cluster, Plan, simulate
@@ -47,5 +49,5 @@ def for_training(ranks: int, device: str) -> TrainConfig:
     """A training of the largest model, in bf16 where the GPU has it."""
     bf16 = device == "cuda" and has_bf16(torch.device("cuda", 0))
     model = _largest(ranks, device, param_dtype="bf16" if bf16 else None)
-    keys = {"global_batch": ROWS * ranks, "seq_len": seq_len(model), "param_dtype": "bf16" if bf16 else "fp32"}
-    return TrainConfig(model=model, device=device, **keys)
+    keys: dict[str, Any] = {"param_dtype": "bf16" if bf16 else "fp32", "seq_len": seq_len(model)}
+    return TrainConfig(model=model, device=device, global_batch=ROWS * ranks, **keys)
