@@ -22,7 +22,7 @@ def test_what_is_trained_has_room(all_decided):
     for one in all_decided:
         assert one.most_bytes < 0.8 * MACHINES[one.machine][1] * 2**30, one
     by_memory = sorted((one for one in all_decided if one.gpus == 1), key=lambda one: MACHINES[one.machine][1])
-    assert by_memory[0].training_model == "gpt2"
+    assert by_memory[0].training_model == "gpt2-medium"
     assert by_memory[-1].training_model == "gpt2-xl"
 
 
