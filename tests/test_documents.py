@@ -75,6 +75,7 @@ NOT_RUN = {
     "fsdp-sim lab": "tests/cli/test_course.py",
     "pip install": "tests/test_base_install.py builds the wheel and runs every command on it",
     "python -m web.hosts": "writes README: tests/test_hosts.py",
+    "python -m tests.faked_gpus.decisions": "tests/labs/gpu_day/test_sizes.py compares the page with what it prints",
     "pip wheel": "tests/test_base_install.py builds the wheel and runs every command on it",
     "python -m labs.train": "tests/cli/test_course.py",
     "make gpu-day": "tests/labs/gpu_day rehearses a part of it; whole it takes half an hour",
