@@ -18,7 +18,7 @@ from fsdp_sim.lint.script.ask import (
     same_model,
     wrapped,
 )
-from fsdp_sim.lint.script.record import Script, alternatives, compatible, every, inside, whole
+from fsdp_sim.lint.script.record import WRAPPERS, Script, alternatives, compatible, every, inside, whole
 from fsdp_sim.words import did_you_mean
 
 
@@ -107,20 +107,24 @@ def checkpoint_after_sharding(script: Script) -> Iterator[Found]:
 def compile_before_checkpointing(script: Script) -> Iterator[Found]:
     for call in script.torch("checkpoint_wrapper", "apply_activation_checkpointing"):
         given = call.given("module", 0) or call.words.get("model")
-        ones = list(alternatives(given, call.path))
-        for one in ones:
-            made = all(any(thing.kind == "compiled" for thing in inside(each, call.path)) for each in ones)
-            in_place = [
-                other for other in script.methods("compile")
-                if other.order < call.order and other.on is not None
-                and other.function == call.function and compatible(other.path, call.path)
-                and (other.on in inside(one, call.path)
-                     or (call.name != "checkpoint_wrapper" and same_model(other.on, one)))
+        whole_model = call.name != "checkpoint_wrapper"
+        for one in alternatives(given, call.path):
+            layers = inside(one, call.path)
+            if sum(thing.kind not in WRAPPERS for thing in layers) > 1:
+                continue  # it may be one of several
+            made = any(thing.kind == "compiled" for thing in layers)
+            before = [
+                other for other in script.calls
+                if other.order < call.order and other.function == call.function and compatible(other.path, call.path)
             ]  # fmt: skip
-            stored = call.name != "checkpoint_wrapper" and any(
-                other.name == "<assign>" and other.order < call.order and other.args and other.function == call.function
-                and other.args[0].kind == "compiled"
-                and same_model(other.args[0], one) for other in script.calls
+            in_place = [
+                other for other in before
+                if other.name == "compile" and other.on is not None
+                and (other.on in layers or (whole_model and same_model(other.on, one)))
+            ]  # fmt: skip
+            stored = whole_model and any(
+                (other.name, other.full) == ("<assign>", "[]") and other.args and other.args[0].kind == "compiled"
+                and same_model(other.args[0], one) for other in before
             )  # fmt: skip
             if made or in_place or stored:
                 yield Found(call.node, "what is checkpointed here was compiled before")
