@@ -24,6 +24,7 @@ EXTRAS = {
     "trainers": ("accelerate", "lightning_fabric"),
     "explore": ("pandas", "scipy"),
     "configurations": ("yaml",),
+    "migrate": ("libcst",),
     "figures": ("plotly", "pygments", "anywidget"),
     "course": ("traitlets", "ipywidgets", "IPython", "ipykernel", "jupyterlab", "jupytext"),
     "bpe": ("tiktoken",),

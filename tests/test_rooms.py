@@ -21,8 +21,8 @@ import fsdp_sim
 ROOT = Path(fsdp_sim.__file__).parent
 ROOMS = ["setup", "packages", "words", "states", "timeline", "spec", "schedule", "cost", "engine", "diagnose"]
 ROOMS += ["simulation", "configurations", "requests", "forms", "explore", "validate"]  # no torch up to here
-ROOMS += ["mini", "accelerators", "ranks", "measure", "lint", "viz", "learn", "cli"]
-WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks", "lint"]
+ROOMS += ["mini", "accelerators", "ranks", "measure", "lint", "migrate", "viz", "learn", "cli"]
+WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks", "lint", "migrate"]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "lint", "learn"]
 MAY_IMPORT = {room: set(ROOMS[: number + 1]) for number, room in enumerate(ROOMS)}
 MAY_IMPORT |= {

@@ -1,0 +1,217 @@
+"""``fsdp-sim migrate``: from FSDP1, DDP and DeepSpeed to FSDP2, as a diff to review and what to expect of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from fsdp_sim.cli.options import (
+    CLUSTER,
+    MODEL,
+    PLAN,
+    Command,
+    json_option,
+    option,
+    request_options,
+    schema_option,
+    working,
+)
+from fsdp_sim.lint import rules
+from fsdp_sim.migrate import Migration, both_jobs, is_enough, migration_of_script, numbers_of, order_of
+from fsdp_sim.packages import missing
+from fsdp_sim.requests import Job, Request
+from fsdp_sim.simulation import Simulation
+from fsdp_sim.words import human_bytes, human_ms
+
+MOST_BYTES = 2_000_000
+EPILOG = (
+    "Exit status: 0 for changes and where there is nothing to do; 2 for what was refused: a file that cannot be "
+    "read, or "
+    "--write where something is left to do by hand. Nothing is written without --write, -o or --page."
+)
+
+
+class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
+    """A script or a configuration, and what is simulated.
+
+    Attributes:
+        file: its path. block: classes of the modules that become units; none finds them out.
+    """
+
+    file: str
+    block: list[str] = msgspec.field(default_factory=list)
+
+
+@click.command(cls=Command, epilog=EPILOG)
+@click.argument("path", type=click.Path(), metavar="CONFIG|SCRIPT")
+@option(
+    "--block", "blocks", multiple=True, metavar="CLASS", help="A module of this class is a unit.  [default: found out]"
+)
+@option("--write", is_flag=True, help="Change the file in place; FILE.orig keeps what it was.")
+@option("-o", "--output", metavar="FILE", help="Write the new text there.")
+@option("--page", metavar="FILE", help="Write both steps, simulated, on one page that opens without a network.")
+@request_options(MODEL, CLUSTER, PLAN)
+@json_option
+@schema_option("migrate")
+def migrate(
+    path: str, blocks: tuple[str, ...], write: bool, output: str | None, page: str | None, texts: dict[str, str],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
+
+    With a model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
+
+    \b
+    Examples:
+      fsdp-sim migrate train.py
+      fsdp-sim migrate train.py --block TransformerBlock --write
+      fsdp-sim migrate train.py --model llama3-8b --gpu H100 --gpus 64 --seq-len 8192 --page both.html
+    """
+    if {"config", "torchtitan"} & set(texts):
+        raise ValueError("the configuration is named without --config: fsdp-sim migrate FILE")
+    text = _read(path)
+    found, jobs = _migrated(path, text, blocks, texts)
+    if jobs is not None:
+        with working("simulating both steps"):
+            sims = jobs[0].simulate(), jobs[1].simulate()
+            found.before, found.after = numbers_of(sims[0]), numbers_of(sims[1])
+            found.order = order_of(sims[0].timeline, sims[1].timeline)
+        if page:
+            _page(page, sims, found)
+    elif page:
+        raise ValueError(
+            "--page draws two simulated steps; name the model and the GPUs: --model llama3-8b --gpu H100 --gpus 8"
+        )
+    if write or output:
+        _write(path, text, found, output)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _print(found, jobs)
+
+
+def _read(path: str) -> str:
+    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, which no script has")
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text (UTF-8)") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _migrated(
+    path: str, text: str, blocks: tuple[str, ...], texts: dict[str, str]
+) -> tuple[Migration, tuple[Job, Job] | None]:
+    found, old = migration_of_script(text, path, blocks)
+    jobs = both_jobs(texts, old) if found.source and is_enough(texts) else None
+    return found, jobs
+
+
+def _write(path: str, old: str, found: Migration, output: str | None) -> None:
+    if not found.changed:
+        return
+    if output:
+        Path(output).write_text(found.new, "utf-8")
+        found.notes.append(f"Wrote {output}.")
+        return
+    if found.by_hand:
+        lines = ", ".join(str(one.line) for one in found.by_hand)
+        raise ValueError(
+            f"{path} is not written: a person has to see to line {lines} first. Look at the diff without --write, "
+            f"or write "
+            "what can be changed elsewhere with -o FILE"
+        )
+    kept = Path(f"{path}.orig")
+    if kept.exists():
+        raise ValueError(f"{kept} is there already, and would be lost; move it away")
+    kept.write_text(old, "utf-8")
+    Path(path).write_text(found.new, "utf-8")
+    found.notes.append(f"Wrote {path}; {kept} is what it was.")
+
+
+def _page(path: str, sims: tuple[Simulation, Simulation], found: Migration) -> None:
+    try:
+        import fsdp_sim.viz as viz
+    except ModuleNotFoundError as error:
+        raise ValueError(missing(error.name or "", "--page")) from error
+    before, after = sims
+    names = (f"before ({before.plan.api})", f"after ({after.plan.api})")
+    sections = [
+        viz.Section.of(
+            viz.compare(before.timeline, after.timeline, titles=names), "Both steps on one axis", found.order
+        ),
+        viz.Section.of(
+            viz.timeline(dict(zip(names, (s.timeline for s in sims), strict=True))), "Each step, with its memory", ""
+        ),
+    ]
+    viz.save_html(path, sections, title=f"{found.file}: from {before.plan.api} to FSDP2")
+    found.notes.append(f"Wrote both steps to {path}.")
+
+
+def _print(found: Migration, jobs: tuple[Job, Job] | None) -> None:
+    from rich.console import Console
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if found.diff and sys.stdout.isatty():
+        console.print(Syntax(found.diff, "diff", theme="ansi_dark", background_color="default", word_wrap=True))
+    elif found.diff:
+        click.echo(found.diff)  # as it is, for patch
+    for note in found.notes:
+        console.print(note, markup=False, soft_wrap=True)
+
+    def section(title: str, lines: list[tuple[str, str]], style: str = "bold") -> None:
+        if lines:
+            console.print(f"\n{title}", style=style)
+            for mark, line in lines:
+                console.print(Text(f"{mark} {line}"), soft_wrap=True)
+
+    by_hand = [(f"  line {one.line}:", one.what + _rule(one.rule)) for one in found.look if one.must]
+    section("To do by hand, before it runs", by_hand, "bold red")
+    section(
+        "Look here", [(f"  line {o.line}:", o.what + _rule(o.rule)) for o in found.look if not o.must], "bold yellow"
+    )
+    section("Stays the same", [("  =", one) for one in found.same])
+    section("Differs", [("  ~", one.what + _rule(one.rule)) for one in found.differs])
+    if jobs is not None:
+        _print_numbers(console, found, jobs)
+    elif found.changed:
+        console.print(
+            "\nIn numbers: name the model and the GPUs, such as --model llama3-8b --gpu H100 --gpus 8.", style="dim"
+        )
+    section("Test this", [("  -", one) for one in found.test])
+
+
+def _rule(id: str) -> str:
+    return f" [{id}: {rules()[id].title}]" if id in rules() else ""
+
+
+def _print_numbers(console: Any, found: Migration, jobs: tuple[Job, Job]) -> None:
+    from rich.table import Table
+
+    before, after = found.before, found.after
+    assert before is not None
+    assert after is not None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", before.api, "fsdp2"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_row("a step", human_ms(before.step_time_s), human_ms(after.step_time_s))
+    table.add_row("  of it exposed communication", human_ms(before.exposed_comm_s), human_ms(after.exposed_comm_s))
+    table.add_row("peak memory of a rank", human_bytes(before.peak_memory_bytes), human_bytes(after.peak_memory_bytes))
+    table.add_row("sent by a rank", human_bytes(before.wire_bytes), human_bytes(after.wire_bytes))
+    for op in dict.fromkeys([*before.collectives, *after.collectives]):
+        table.add_row(op.replace("_", "-"), *(f"{side.collectives.get(op, 0):,}" for side in (before, after)))
+    job = jobs[1]
+    console.print(
+        f"\nIn numbers: {job.model.name} on {job.cluster.gpus} x {job.cluster.gpu.name}, simulated", style="bold"
+    )
+    console.print(table)
+    console.print(found.order, markup=False, soft_wrap=True)

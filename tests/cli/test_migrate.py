@@ -1,0 +1,79 @@
+"""``fsdp-sim migrate``, as somebody calls it."""
+
+import json
+
+import pytest
+
+from tests.cli.commands import call, examples
+
+SCRIPT = """import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class TransformerBlock(nn.Module): ...
+
+
+model = nn.Sequential(*[TransformerBlock() for _ in range(4)])
+model = DDP(model)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_its_examples_work(script):
+    for example in examples("migrate"):
+        assert call(*example).exit_code == 0, example
+
+    assert "after (fsdp2)" in (script.parent / "both.html").read_text()
+
+
+def test_nothing_is_written_that_was_not_asked_for(script):
+    done = call("migrate", "train.py")
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert script.read_text() == SCRIPT
+    assert [path.name for path in script.parent.iterdir()] == ["train.py"]
+
+
+def test_written_in_place_it_keeps_what_it_was_and_then_has_nothing_to_do(script):
+    assert call("migrate", "train.py", "--write").exit_code == 0
+
+    assert "fully_shard(model)" in script.read_text()
+    assert (script.parent / "train.py.orig").read_text() == SCRIPT
+    assert "nothing to do" in call("migrate", "train.py").stdout
+
+
+def test_it_writes_in_place_only_what_runs(script):
+    script.write_text(SCRIPT + "if rank == 0:\n    model(x)\n")
+    done = call("migrate", "train.py", "--write")
+
+    assert done.exit_code == 2
+    assert "a person has to see to line 13 first" in done.stderr
+    assert not (script.parent / "train.py.orig").exists()
+
+
+def test_both_steps_in_numbers_of_the_same_dtype(script):
+    done = call("migrate", "train.py", "--model", "gpt2-1.5b", "--gpu", "A100", "--gpus", "8", "--json")
+    found = json.loads(done.stdout)
+
+    before, after = found["before"], found["after"]
+    assert (before["api"], after["api"]) == ("ddp", "fsdp2")
+    assert before["peak_memory_bytes"] > 2 * after["peak_memory_bytes"]
+    assert after["wire_bytes"] == pytest.approx(1.5 * before["wire_bytes"], rel=0.05)
+    assert set(after["collectives"]) >= {"all-gather", "reduce-scatter"}
+
+
+def test_a_file_that_is_not_there_is_one_sentence():
+    done = call("migrate", "nowhere.py")
+
+    assert done.exit_code == 2
+    assert done.stderr == "Error: nowhere.py cannot be read: No such file or directory\n"

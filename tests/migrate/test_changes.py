@@ -1,0 +1,188 @@
+"""What one piece of an old script becomes, and what is left to a person, with its line."""
+
+import textwrap
+
+import pytest
+
+from fsdp_sim.lint import rules
+from fsdp_sim.migrate import migration_of_script
+from fsdp_sim.migrate.result import _said
+
+IMPORTS = """
+import functools
+import torch
+from torch import nn
+import torch.distributed as dist
+from torch.distributed.fsdp import *
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel as FSDP, MixedPrecision
+from torch.distributed.fsdp import ShardingStrategy, StateDictType, FullStateDictConfig
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+BLOCKS = """
+class Block(nn.Module): ...
+class Net(nn.Module):
+    def __init__(self):
+        self.layers = nn.ModuleList([Block() for _ in range(4)])
+torch.cuda.set_device(0)
+"""
+
+
+def migrated(code, *blocks):
+    """The new statements of a piece of script, and its migration."""
+    text = IMPORTS + BLOCKS + textwrap.dedent(code)
+    found, _ = migration_of_script(text, "train.py", blocks)
+    return found.new.partition("torch.cuda.set_device(0)\n")[2], found
+
+
+WRAP = "auto_wrap_policy=ModuleWrapPolicy({Block})"
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        ("sharding_strategy=ShardingStrategy.FULL_SHARD", "fully_shard(model)"),
+        ("sharding_strategy=ShardingStrategy.SHARD_GRAD_OP", "fully_shard(model, reshard_after_forward=False)"),
+        ("sharding_strategy=ShardingStrategy.HYBRID_SHARD", 'mesh_dim_names=("replicate", "shard")'),
+        ("sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=m", "fully_shard(model, mesh=m)"),
+        (
+            "mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)",
+            "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)",
+        ),
+        ("cpu_offload=CPUOffload(offload_params=True)", "fully_shard(model, offload_policy=CPUOffloadPolicy())"),
+        ("cpu_offload=CPUOffload(offload_params=False)", "fully_shard(model)"),
+        ("ignored_modules=[head]", "ignored_params={p for module in [head] for p in module.parameters()}"),
+        ("use_orig_params=True, limit_all_gathers=True", "fully_shard(model)"),
+        (f"{WRAP}", "if isinstance(module, Block):\n        fully_shard(module)\nfully_shard(model)"),
+        (
+            "auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, "
+            "transformer_layer_cls={Block, nn.Linear})",
+            "isinstance(module, (Block, nn.Linear))",
+        ),
+        ("sync_module_states=True", "dist.broadcast(tensor.detach(), src=0)"),
+        ("sync_module_states=True, device_id=0", "broadcast_from_rank0=True"),
+    ],
+)
+def test_an_argument_of_fsdp1(given, becomes):
+    new, found = migrated(f"model = FSDP(model, {given})\n")
+
+    assert becomes in new
+    assert found.by_hand == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("sharding_strategy=ShardingStrategy.NO_SHARD", "NO_SHARD is DDP"),
+        ("param_init_fn=init", "to_empty"),
+        ("auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params=1000)", "--block"),
+        ("**kwargs", "only running the script would tell"),
+    ],
+)
+def test_what_is_not_certain_is_left_and_named_by_its_line(given, reason):
+    new, found = migrated(f"model = FSDP(\n    model,\n    {given},\n)\n")
+
+    assert "fully_shard(" not in new
+    assert [(one.line, reason in one.what) for one in found.by_hand] == [
+        (len((IMPORTS + BLOCKS).split("\n")) + 2, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("model.clip_grad_norm_(1.0)", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+        ("n = model.clip_grad_norm_(1.0)", "n = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()"),
+        (
+            "with model.no_sync():\n    loss.backward()",
+            "model.set_requires_gradient_sync(False)\nloss.backward()\nmodel.set_requires_gradient_sync(True)",
+        ),
+        ("scaler = ShardedGradScaler(init_scale=2.0)", 'scaler = torch.amp.GradScaler("cuda", init_scale=2.0)'),
+        ("ok = isinstance(model, FSDP)", "ok = isinstance(model, FSDPModule)"),
+        (
+            "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n    s = model.state_dict()",
+            "s = get_model_state_dict(model)",
+        ),
+        (
+            "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, "
+            "rank0_only=True)):\n    s = model.state_dict()",
+            "s = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))",
+        ),
+        ("model.load_state_dict(s)", "set_model_state_dict(model, s, options=StateDictOptions(full_state_dict=True))"),
+    ],
+)
+def test_a_call_on_the_wrapped_model(old, new):
+    text, found = migrated(f"model = FSDP(model)\n{old}\n")
+
+    assert text.endswith(f"{new}\n")
+    assert found.by_hand == []
+
+
+def test_ddp_sends_rank_0s_weights_and_its_blocks_are_found():
+    new, found = migrated("model = DDP(Net().cuda(), device_ids=[0])\n")
+
+    assert new.startswith("model = Net().cuda()\nfor tensor in (*model.parameters(), *model.buffers()):")
+    assert "if isinstance(module, Block):" in new
+    assert found.source == ["ddp"]
+
+
+def test_what_ranks_gather_comes_before_the_test_of_the_rank():
+    new, _ = migrated(
+        """
+        model = DDP(Net().cuda())
+        if step % 10 == 0 and rank == 0:
+            torch.save(model.module.state_dict(), "m.pt")
+        """
+    )
+
+    gather = (
+        "model_state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+    )
+    assert new.endswith(
+        f'if step % 10 == 0:\n    {gather}\n    if rank == 0:\n        torch.save(model_state, "m.pt")\n'
+    )
+
+
+def test_a_forward_on_one_rank_is_left_to_a_person():
+    _, found = migrated("model = DDP(Net().cuda())\nif rank == 0:\n    model(x)\n")
+
+    assert [one.rule for one in found.by_hand] == ["forward-on-one-rank"]
+
+
+def test_what_stands_before_the_wrapper_is_not_changed():
+    new, _ = migrated("model = Net()\nmodel.load_state_dict(s)\nmodel = DDP(model)\n")
+
+    assert new.startswith("model = Net()\nmodel.load_state_dict(s)\n")
+
+
+def test_checkpointing_comes_before_compile_before_sharding_before_the_optimizer():
+    new, _ = migrated(
+        """
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = Scheduler(optimizer)
+        model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}))
+        model = torch.compile(model)
+        apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Block))
+        """
+    )
+
+    order = ["apply_activation_checkpointing(", "module.compile()", "fully_shard(model)", "AdamW(", "Scheduler("]
+    assert sorted(order, key=new.index) == order
+
+
+def test_each_trap_that_is_named_is_one_of_lints():
+    assert {of["rule"] for of in _said().values() if "rule" in of} <= set(rules())
+
+
+def test_a_script_without_a_wrapper_has_nothing_to_do():
+    found, _ = migration_of_script("print(1)\n", "train.py")
+
+    assert (found.changed, found.diff) == (False, "")
+    assert "nothing to do" in found.notes[0]
+
+
+def test_what_is_no_python_is_refused():
+    with pytest.raises(ValueError, match=r"train\.py is not Python: line 1"):
+        migration_of_script("def (", "train.py")
