@@ -91,7 +91,7 @@ COMMANDS = {
     "lint": CommandEntry("fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model."),
     "diagnose": CommandEntry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
     "validate": CommandEntry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
-    "migrate": CommandEntry("fsdp_sim.cli.migrate:migrate", "Rewrite FSDP1, DDP or DeepSpeed for FSDP2, as a diff."),
+    "migrate": CommandEntry("fsdp_sim.cli.migrate:migrate", "Rewrite a script with FSDP1 or DDP for FSDP2, as a diff."),
     "doctor": CommandEntry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
     "completion": CommandEntry(
         "fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."

@@ -1,4 +1,4 @@
-"""``fsdp-sim migrate``: from FSDP1, DDP and DeepSpeed to FSDP2, as a diff to review and what to expect of it."""
+"""``fsdp-sim migrate``: from FSDP1 and DDP to FSDP2, as a diff to review and what to expect of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPILOG = (
 
 
 class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """A script or a configuration, and what is simulated.
+    """A script, and what is simulated.
 
     Attributes:
         file: its path. block: classes of the modules that become units; none finds them out.
@@ -48,7 +48,7 @@ class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@click.argument("path", type=click.Path(), metavar="CONFIG|SCRIPT")
+@click.argument("path", type=click.Path(), metavar="SCRIPT")
 @option(
     "--block", "blocks", multiple=True, metavar="CLASS", help="A module of this class is a unit.  [default: found out]"
 )
@@ -62,7 +62,7 @@ def migrate(
     path: str, blocks: tuple[str, ...], write: bool, output: str | None, page: str | None, texts: dict[str, str],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
+    """Rewrite a script with FSDP1 or DDP for FSDP2: a diff, what stays the same, what differs, what to test.
 
     With a model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
 

@@ -1,4 +1,4 @@
-"""From FSDP1, DDP and DeepSpeed to FSDP2: the changed lines of a script, or the new configuration, and what differs.
+"""From FSDP1 and DDP to FSDP2: the changed lines of a script, and what differs.
 
 A script is read by libcst, and never run. What cannot be changed with certainty is left, and named with its line.
 """

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine becomes a sharded model, an optimizer and an ordinary loop."""
+"""DeepSpeed's engine is not rewritten: what to do is said, line by line."""
 
 from __future__ import annotations
 
@@ -12,4 +12,11 @@ from fsdp_sim.migrate.source import Script
 def initialized(
     script: Script, statement: cst.SimpleStatementLine, call: cst.Call
 ) -> Sequence[cst.BaseStatement] | None:
+    script.found.append("deepspeed")
+    script.look(
+        call,
+        "DeepSpeed's engine accumulates, clips, scales and steps by its configuration, which is not rewritten here: "
+        "shard the model with fully_shard, make the optimizer that the configuration names, and write the loop.",
+        must=True,
+    )
     return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from fsdp_sim.migrate.source import Script, dotted, statements, walk
+from fsdp_sim.migrate.source import Change, Script, dotted, statements, walk
 
 Statements = cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement] | cst.RemovalSentinel
 
@@ -35,12 +35,11 @@ def _is_nothing(script: Script, node: cst.BaseExpression) -> bool:
     return script.is_a(node, "nullcontext") or (isinstance(node, cst.Call) and script.is_a(node.func, "nullcontext"))
 
 
-class Gradients(cst.CSTTransformer):
+class Gradients(Change):
     """``with`` blocks lose ``no_sync``; what was left of them is a plain body."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(script)
         self.contexts = {  # names that are given such a context, and used in `with` alone
             one.targets[0].target.value
             for one in walk(script.module)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from fsdp_sim.migrate.source import SHARDED, Script, names_in, statements, walk
+from fsdp_sim.migrate.source import SHARDED, Change, Script, statements, walk
 
 MOST_COLUMNS = 100
 OLD = ("torch.distributed.fsdp", "torch.nn.parallel", "functools", "contextlib", "deepspeed",
@@ -41,9 +41,8 @@ def mend_imports(script: Script) -> None:
                 _add(script, "import torch.distributed as dist\n")
         elif (name or module) not in have:
             _add_name(script, module, name) if name else _add(script, f"import {module}\n")
-    script.module = _wrapped(script.module)
-    script.resolve()
     _say_what_is_left(script)
+    script.module = _wrapped(script.module)
 
 
 def _add(script: Script, code: str) -> None:
@@ -90,17 +89,11 @@ def _is_docstring(body: Sequence[cst.CSTNode]) -> bool:
     return bool(body) and isinstance(body[0], cst.SimpleStatementLine) and isinstance(body[0].body[0], cst.Expr)
 
 
-def _without_imports(module: cst.Module) -> cst.Module:
-    class Without(cst.CSTTransformer):
-        def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.RemovalSentinel:
-            return cst.RemoveFromParent()
-
-        def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.RemovalSentinel:
-            return cst.RemoveFromParent()
-
-    found = module.visit(Without())
-    assert isinstance(found, cst.Module)
-    return found
+def _beside_imports(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        if not isinstance(child, cst.Import | cst.ImportFrom):
+            yield from _beside_imports(child)
 
 
 def _bound(module: cst.Module) -> set[str]:
@@ -115,7 +108,7 @@ def _name_bound(alias: cst.ImportAlias) -> str:
 
 def _drop_unused(script: Script) -> None:
     """What stood above an import that goes, a comment or an empty line, stays above what follows."""
-    change = _Unused(script, names_in(_without_imports(script.module)))
+    change = _Unused(script, {one.value for one in _beside_imports(script.module) if isinstance(one, cst.Name)})
     body, above = list[cst.CSTNode](), list[cst.EmptyLine]()
     for one in script.module.body:
         new: Any = one.visit(change)
@@ -132,7 +125,6 @@ def _drop_unused(script: Script) -> None:
             new, above = new.with_changes(leading_lines=lines), []
         body.append(new)
     script.module = script.module.with_changes(body=body)
-    script.resolve()
 
 
 def _wrapped(module: cst.Module) -> cst.Module:
@@ -146,12 +138,11 @@ def _wrapped(module: cst.Module) -> cst.Module:
     return module if code == module.code else cst.parse_module(code, module.config_for_parsing)
 
 
-class _Forgotten(cst.CSTTransformer):
+class _Forgotten(Change):
     """Drops variables that held a wrap policy or a configuration of state dicts, and that nothing reads any more."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(script)
         self.times = Counter(one.value for one in walk(script.module) if isinstance(one, cst.Name))
 
     def leave_SimpleStatementLine(
@@ -202,7 +193,8 @@ class _Unused(cst.CSTTransformer):
 
 
 def _say_what_is_left(script: Script) -> None:
-    for node in walk(_without_imports(script.module)):
+    told = {one.line for one in script.looks if one.must}
+    for node in _beside_imports(script.module):
         if not isinstance(node, cst.Name | cst.Attribute):
             continue
         name = script.name_of(node)
@@ -211,7 +203,7 @@ def _say_what_is_left(script: Script) -> None:
             pass
         elif not (name in SHARDED or name.startswith("deepspeed.")):
             continue
-        if any(one.line == script.line_of(node) and one.must for one in script.looks):
+        if any(one.must for one in script.looks) and (script.refused or script.line_of(node) in told):
             continue  # the reason is said
         script.look(
             node,

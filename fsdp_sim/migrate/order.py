@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_sim.migrate.sharding import units_of
 from fsdp_sim.migrate.source import (
     SHARDED,
+    Change,
     Script,
     arguments_of,
     calls_in,
@@ -56,12 +57,8 @@ def compiles(script: Script, node: cst.CSTNode) -> bool:
     )
 
 
-class Ordering(cst.CSTTransformer):
+class Ordering(Change):
     """Moves statements of one body, in which a wrapper stands."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         return updated_node.with_changes(body=self._ordered(original_node.body, updated_node.body))
@@ -124,12 +121,8 @@ def _given(node: cst.CSTNode) -> set[str]:
     return {name for one in assigns for target in targets_of(one) if (name := dotted(target))}
 
 
-class Compiling(cst.CSTTransformer):
+class Compiling(Change):
     """``model = torch.compile(model)`` compiles the blocks in place, where it stands."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine

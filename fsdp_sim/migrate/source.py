@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
-from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider
+from libcst.metadata import MetadataWrapper, PositionProvider
 
 SHARDED = {
     "torch.distributed.fsdp.FullyShardedDataParallel": "fsdp1",
@@ -50,6 +51,7 @@ class Script:
         models: names of wrapped models, such as ``model`` and ``self.model``.
         optimizers: names of optimizers, and of each its model, empty where that is not told.
         found: the APIs that were found, in order. plan: what the script says of a `Plan`.
+        names: what imports bind, and what that is in full.
         imports: (module, name) of what the new code needs.
         uses: what of the old API was met, for the lists of what to test.
     """
@@ -65,9 +67,10 @@ class Script:
     found: list[str] = field(default_factory=list)
     plan: dict[str, object] = field(default_factory=dict)
     imports: set[tuple[str, str]] = field(default_factory=set)
+    refused: bool = False  # a wrapper stays as it was
     looks: list[Look] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)
-    names: dict[int, frozenset[str]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
     @classmethod
@@ -82,31 +85,20 @@ class Script:
         positions = wrapper.resolve(PositionProvider)
         script.lines = {id(node): place.start.line for node, place in positions.items()}
         script._kept.append(positions)  # an identity is one as long as the node is there
-        script.resolve()
+        script.names = _imports(script.module)
         return script
 
-    def resolve(self) -> None:
-        """Look up anew what each name of the module means."""
-        found = MetadataWrapper(self.module, unsafe_skip_copy=True).resolve(QualifiedNameProvider)
-        self._kept.append(found)
-        self.names = {
-            id(node): frozenset(one.name for one in (names() if callable(names) else names))
-            for node, names in found.items()
-        }
-
-    def apply(self, change: cst.CSTTransformer) -> None:
+    def apply(self, change: Change) -> None:
         changed = self.module.visit(change)
         assert isinstance(changed, cst.Module)
-        if changed is not self.module:
-            self.module = changed
-            self.resolve()
+        self.module = changed
 
     def name_of(self, node: cst.CSTNode) -> str:
         """The name as its import says, such as ``torch.nn.Module``, or as it is written; empty for what is no name."""
         if isinstance(node, cst.Call):
             node = node.func
-        found = self.names.get(id(node), frozenset())
-        return min(found) if found else get_full_name_for_node(node) or ""
+        head, dot, rest = (get_full_name_for_node(node) or "").partition(".")
+        return f"{self.names.get(head, head)}{dot}{rest}"
 
     def is_a(self, node: cst.CSTNode, *names: str) -> bool:
         """Whether a name ends so: torch gives the same thing from several modules."""
@@ -142,6 +134,38 @@ class Script:
             if any(isinstance(target, cst.Name) and target.value == node.value for target in targets_of(one))
         ]
         return given[0] if len(given) == 1 else None
+
+
+class Change(cst.CSTTransformer):
+    """One change of a script. What it makes of a node keeps that node's line: libcst makes every node anew."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self.script = script
+
+    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> Any:
+        result = super().on_leave(original_node, updated_node)
+        line = self.script.lines.get(id(original_node))
+        if line is not None:
+            first = next(iter(result), None) if isinstance(result, cst.FlattenSentinel) else result
+            self.script.lines[id(first)] = line
+            self.script._kept.append(first)
+        return result
+
+
+def _imports(module: cst.Module) -> dict[str, str]:
+    """What each name is that an import binds, wherever it stands."""
+    found: dict[str, str] = {}
+    for node in walk(module):
+        if isinstance(node, cst.ImportFrom) and not isinstance(node.names, cst.ImportStar):
+            base = get_full_name_for_node(node.module) if node.module is not None else ""
+            for alias in node.names:
+                found[str(alias.evaluated_alias or alias.evaluated_name)] = f"{base}.{alias.evaluated_name}"
+        elif isinstance(node, cst.Import):
+            for alias in node.names:
+                name = str(alias.evaluated_name)
+                found |= {alias.evaluated_alias: name} if alias.evaluated_alias else {}
+    return found
 
 
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:

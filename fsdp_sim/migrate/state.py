@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_sim.migrate.gradients import body_of, flattened
 from fsdp_sim.migrate.ranks import asks_for_rank, split
 from fsdp_sim.migrate.sharding import FSDP, STATE
-from fsdp_sim.migrate.source import SHARDED, Script, arguments_of, calls_in, dotted, names_in, statements, walk
+from fsdp_sim.migrate.source import SHARDED, Change, Script, arguments_of, calls_in, dotted, names_in, statements, walk
 
 WHOLE = "full_state_dict=True"
 Statements = cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement] | cst.RemovalSentinel
@@ -24,12 +24,11 @@ class OnOneRank:
     before: dict[str, str] = field(default_factory=dict)
 
 
-class States(cst.CSTTransformer):
+class States(Change):
     """Rewrites calls. ``state_dict_type`` says how, as far as its ``with`` goes, or from ``set_state_dict_type`` on."""
 
     def __init__(self, script: Script, since: dict[str, int]) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(script)
         self.since = since  # names of models, and the line at which a wrapper makes them; in other functions they are
         self.options: list[str] = []
         self.everywhere = next(

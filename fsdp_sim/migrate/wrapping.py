@@ -11,6 +11,7 @@ from fsdp_sim.migrate.deepspeed import initialized
 from fsdp_sim.migrate.sharding import Sharding, policy_of_dtype, policy_of_offload, units_of
 from fsdp_sim.migrate.source import (
     SHARDED,
+    Change,
     Script,
     arguments_of,
     dotted,
@@ -22,12 +23,8 @@ from fsdp_sim.migrate.source import (
 Statements = cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]
 
 
-class Policies(cst.CSTTransformer):
+class Policies(Change):
     """FSDP1's policies of dtype and offload become FSDP2's where they are made."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         for name, read in (("MixedPrecision", policy_of_dtype), ("CPUOffload", policy_of_offload)):
@@ -36,12 +33,8 @@ class Policies(cst.CSTTransformer):
         return updated_node
 
 
-class Splitting(cst.CSTTransformer):
+class Splitting(Change):
     """``model = FSDP(Model(), ...)`` becomes two statements: what comes between them has a place then."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -73,13 +66,8 @@ class Splitting(cst.CSTTransformer):
         return cst.FlattenSentinel([*with_lines_before(made, updated_node), whole])
 
 
-class Wrapping(cst.CSTTransformer):
+class Wrapping(Change):
     """Statements that wrap a model. What was not understood is left as it is, and said."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self.script = script
-        self.depth = 0
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -108,6 +96,7 @@ class Wrapping(cst.CSTTransformer):
         sharding = read(script, call)
         script.found.append(api)
         if sharding.refused:
+            script.refused = True
             return None
         if api == "ddp" or script.blocks_given:
             sharding.units = units_of(script, script.blocks)
