@@ -46,6 +46,9 @@ COMMANDS = {
     "sweep": CommandEntry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture.", CHOOSE),
     "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", CHOOSE),
     "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change.", CHOOSE),
+    "migrate": CommandEntry(
+        "fsdp_sim.cli.migrate:migrate", "Rewrite FSDP1 or DDP of a script for FSDP2: a diff.", CHOOSE
+    ),
     "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration.", LOOK),
     "lint": CommandEntry(
         "fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model.", CHOOSE
@@ -80,21 +83,6 @@ COMMANDS = {
     "drill": CommandEntry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview.", LEARN),
     "coverage": CommandEntry(
         "fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach.", LEARN
-    "demo": CommandEntry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html."),
-    "ladder": CommandEntry("fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare."),
-    "simulate": CommandEntry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why."),
-    "program": CommandEntry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
-    "sweep": CommandEntry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
-    "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
-    "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
-    "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration."),
-    "lint": CommandEntry("fsdp_sim.cli.lint:command", "Find traps of FSDP in a script, a configuration, a model."),
-    "diagnose": CommandEntry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
-    "validate": CommandEntry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
-    "migrate": CommandEntry("fsdp_sim.cli.migrate:migrate", "Rewrite a script with FSDP1 or DDP for FSDP2, as a diff."),
-    "doctor": CommandEntry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
-    "completion": CommandEntry(
-        "fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."
     ),
 }
 AS_JSON = "fsdp_sim.as_json"

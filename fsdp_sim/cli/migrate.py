@@ -17,6 +17,7 @@ from fsdp_sim.cli.options import (
     Command,
     json_option,
     option,
+    print_json,
     request_options,
     schema_option,
     working,
@@ -90,7 +91,7 @@ def migrate(
     if write or output:
         _write(path, text, found, output)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json("migrate", found)
     else:
         _print(found, jobs)
 

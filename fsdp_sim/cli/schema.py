@@ -14,15 +14,11 @@ import msgspec
 
 from fsdp_sim.cli.diagnose import DiagnoseRequest, DiagnoseResult
 from fsdp_sim.cli.explain import ExplainRequest
+from fsdp_sim.cli.migrate import MigrateRequest
 from fsdp_sim.cli.options import VERSION
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.cli.tune import TuneRequest
-from fsdp_sim.cli.migrate import MigrateRequest
-from fsdp_sim.cli.program import ProgramRequest, ProgramResult
-from fsdp_sim.cli.sweep import SweepRequest, SweepResult
-from fsdp_sim.cli.tune import TuneRequest
-from fsdp_sim.diagnose import Diagnosis
 from fsdp_sim.migrate import Migration
 from fsdp_sim.requests import ExplainResult, Failure, FitResult, Request, Result, TuneResult
 from fsdp_sim.requests.structs import FitRequest
@@ -80,9 +76,8 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "fit": (FitRequest, FitResult, False),
     "tune": (TuneRequest, TuneResult, False),
     "explain": (ExplainRequest, ExplainResult, False),
-    "diagnose": (DiagnoseRequest, DiagnoseResult, False),
     "migrate": (MigrateRequest, Migration, False),
-    "diagnose": (DiagnoseRequest, Diagnosis, False),
+    "diagnose": (DiagnoseRequest, DiagnoseResult, False),
     "validate": (ValidateRequest, ValidateResult, False),
 }
 
