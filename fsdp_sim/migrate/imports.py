@@ -143,7 +143,7 @@ class _Forgotten(Change):
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
-        self.times = Counter(one.value for one in walk(script.module) if isinstance(one, cst.Name))
+        self.times = Counter(one.value for one in _beside_imports(script.module) if isinstance(one, cst.Name))
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -158,11 +158,11 @@ class _Forgotten(Change):
         return cst.RemoveFromParent() if old and once else updated_node
 
 
-class _Unused(cst.CSTTransformer):
+class _Unused(Change):
     """Drops names of the old API's modules that nothing uses any more."""
 
     def __init__(self, script: Script, used: set[str]) -> None:
-        super().__init__()
+        super().__init__(script)
         self.used = used
 
     def leave_ImportFrom(
