@@ -226,9 +226,11 @@ def _mesh(script: Script, found: Sharding, node: cst.BaseExpression) -> None:
 
 
 def _device(script: Script, node: cst.BaseExpression) -> None:
-    if "cuda" in script.module.code and "set_device" not in script.module.code:
+    text = script.code(node)
+    known = text == "None" or "cpu" in text or "current_device" in text
+    if not known and "cuda" in script.module.code and "set_device" not in script.module.code:
         script.look(
-            node, f"{script.code(node)[:40]} said which GPU is this rank's. fully_shard takes the current one: call "
+            node, f"{text[:40]} said which GPU is this rank's. fully_shard takes the current one: call "
             "torch.cuda.set_device(local_rank) before it.", must=True,
         )  # fmt: skip
 
