@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
-import time
 from collections import Counter
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -13,8 +14,12 @@ from rich.table import Table
 
 from fsdp_sim.cli.options import print_json
 from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.design import Design, designs
+from fsdp_sim.learn.drill.design_answer import DesignAnswer
+from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
-from fsdp_sim.learn.drill.question import UnreadableError, with_letters
+from fsdp_sim.learn.drill.listening.follow import Conversation, Part
+from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
@@ -39,6 +44,7 @@ def drill(context: click.Context, topics: tuple[str, ...], level: int, questions
       fsdp-sim drill
       fsdp-sim drill --topic memory --topic overlap --questions 5
       fsdp-sim drill mock
+      fsdp-sim drill design dense_70b
       fsdp-sim drill sheet > sheet.md
       fsdp-sim drill list
     """
@@ -50,10 +56,46 @@ def drill(context: click.Context, topics: tuple[str, ...], level: int, questions
 @drill.command()
 @click.option("--minutes", type=click.FloatRange(1, 240), default=30, show_default=True)
 @click.option("--seed", type=int, help="The same questions with the same numbers.")
-def mock(minutes: float, seed: int | None) -> None:
-    """Hold a mock interview: all topics, harder when you are right, some questions to be answered aloud."""
-    click.echo(f"{minutes:g} minutes, all topics. Some questions you answer aloud; then you say which points you made.")
-    _hold(Interview(limit_s=60 * minutes, seed=seed))
+@click.option("--page", type=click.Path(dir_okay=False, writable=True), help="Write the report as a page, too.")
+def mock(minutes: float, seed: int | None, page: str | None) -> None:
+    """Hold a mock interview: all topics, harder when you are right; to some questions you talk, and it listens."""
+    click.echo(f"{minutes:g} minutes, all topics. To some questions you talk: type as you would speak.")
+    report = _hold(Interview(limit_s=60 * minutes, seed=seed))
+    if page:
+        Path(page).write_text(report.page(), encoding="utf-8")
+        click.echo(f"The report is in {page}.")
+
+
+@drill.command()
+@click.argument("name", type=click.Choice(list(designs())), default=next(iter(designs())))
+@click.option("--page", type=click.Path(dir_okay=False, writable=True), help="Write the review and the step as a page.")
+def design(name: str, page: str | None) -> None:
+    """Answer an open design question; the simulator judges the numbers of your own plan."""
+    answer = Design(designs()[name])
+    try:
+        while answer.asks:
+            click.echo(_filled(answer.asks))
+            said = _prompt()
+            if said.lower() in STOP:
+                return
+            if said or answer.texts:
+                answer.say("" if said in SKIP else said)
+    except (click.Abort, EOFError, KeyboardInterrupt):
+        click.echo()
+        if not answer.texts:
+            return
+    shown = DesignAnswer(answer)
+    for line in answer.review():
+        click.secho(_filled(line, "  "), fg={"✓": "green", "✗": "red"}.get(line[0]))
+    if page:
+        from fsdp_sim import viz
+
+        try:
+            section = viz.Section.of(shown.picture(), "Your step", "\n\n".join(answer.review()))
+        except ValueError as error:
+            raise click.ClickException(f"no page: {error}") from error
+        viz.save_html(page, [section], title=answer.question.question)
+        click.echo(f"The step of your plan is in {page}.")
 
 
 @drill.command("list")
@@ -104,7 +146,7 @@ def due() -> None:
     Console().print(table)
 
 
-def _hold(interview: Interview) -> None:
+def _hold(interview: Interview) -> InterviewReport:
     """Ask until the time, the questions or the patience is used up, then report."""
     click.echo(HELP)
     try:
@@ -112,9 +154,11 @@ def _hold(interview: Interview) -> None:
             pass
     except (click.Abort, EOFError, KeyboardInterrupt):
         click.echo()
-    click.echo(f"\n{InterviewReport(tuple(interview.results))}")
+    report = InterviewReport(tuple(interview.results))
+    click.echo(f"\n{report}")
     for trouble in dict.fromkeys(result.trouble for result in interview.results if result.trouble):
         click.echo(trouble, err=True)
+    return report
 
 
 def _one(interview: Interview, turn: InterviewTurn) -> bool:
@@ -124,7 +168,7 @@ def _one(interview: Interview, turn: InterviewTurn) -> bool:
         f"\n{turn.number}. {source.topic}, level {source.level}, {source.seconds} s{interview.time_left}", bold=True
     )
     click.echo(_filled(turn.text))
-    return _aloud(interview, turn, turn.source) if isinstance(turn.source, SpokenQuestion) else _typed(interview, turn)
+    return _aloud(interview, turn, turn.talk) if turn.talk else _typed(interview, turn)
 
 
 def _typed(interview: Interview, turn: InterviewTurn) -> bool:
@@ -132,7 +176,7 @@ def _typed(interview: Interview, turn: InterviewTurn) -> bool:
     for option in question.lettered if question else ():
         click.echo(_filled(option, "  "))
     while True:
-        typed = click.prompt(">", prompt_suffix=" ", default="", show_default=False).strip()
+        typed = _prompt()
         if typed.lower() in STOP:
             return False
         if typed.lower() in SKIP and question is not None:
@@ -150,36 +194,66 @@ def _typed(interview: Interview, turn: InterviewTurn) -> bool:
         return True
 
 
-def _aloud(interview: Interview, turn: InterviewTurn, source: SpokenQuestion) -> bool:
-    since_s = time.monotonic()
-    typed = click.prompt("Say it aloud, then press Enter (? or q)", prompt_suffix=" ", default="", show_default=False)
-    answer = typed.strip().lower()
-    if answer in STOP:
-        return False
-    click.echo(f"{time.monotonic() - since_s:.0f} s. A strong answer says:")
-    for point in with_letters(source.points):
-        click.echo(_filled(point, "  "))
-    if number := source.example(turn.seed):
-        click.echo(_filled(number, "  the number: "))
-    if answer in SKIP:
-        interview.skip()
-    while interview.turn is not None:
-        typed = click.prompt(
-            "Which did you say? Letters, or Enter for none", prompt_suffix=" ", default="", show_default=False
-        )
-        if typed.strip().lower() in STOP:
+def _aloud(interview: Interview, turn: InterviewTurn, talk: Conversation) -> bool:
+    """A spoken question, turn by turn; False where one wants to stop."""
+    click.echo("Type what you would say, in one go; Enter ends it (? if you do not know, q to stop).")
+    while talk.part is not Part.OVER:
+        if talk.turns:
+            click.echo(_filled(f"{lead(talk)}{talk.asks}"))
+        said = _prompt()
+        if said.lower() in STOP:
             return False
+        if said.lower() in SKIP:
+            if not talk.turns:
+                break
+            said = ""
+        spoke = interview.say(said)
+        if spoke.made and spoke.good is None:
+            click.echo(_filled(marked(said, spoke.made.values(), _mark)))
+        click.echo(_filled(remark(talk, spoke)))
+    click.echo("A strong answer says:")
+    for line in summary(talk):
+        click.secho(_filled(line, "  "), fg={"✓": "green", "○": "yellow"}.get(line[0], "red"))
+    if number := talk.source.example(turn.seed):
+        click.echo(_filled(number, "  the number: "))
+    if not talk.turns:
+        interview.skip()
+    else:
+        if not _overruled(interview, talk):
+            return False
+        click.secho(VERDICTS[talk.good], fg="green" if talk.good else "red")
+        interview.settle()
+    for step in talk.source.ladder[sum(spoke.good is not None for spoke in talk.turns) :]:
+        click.echo(_filled(f"Then comes: {step.question}", "  "))
+        click.echo(_filled(step.strong, "      "))
+    return True
+
+
+def _overruled(interview: Interview, talk: Conversation) -> bool:
+    """Let the candidate claim what was not heard; False where one wants to stop."""
+    while talk.missing:
+        click.echo(HOLD)
+        typed = _prompt()
+        if typed.lower() in STOP:
+            return False
+        if not typed:
+            break
         try:
-            good = interview.made(typed)
+            interview.overrule(typed)
         except UnreadableError as error:
             click.echo(f"{error}.")
             continue
-        click.secho(VERDICTS[good], fg="green" if good else "red")
-    click.echo("What comes next in an interview:")
-    for step in source.ladder:
-        click.echo(_filled(step.question, "  - "))
-        click.echo(_filled(step.strong, "      "))
+        click.echo("Kept, with your reason.")
     return True
+
+
+def _mark(words: str) -> str:
+    """Words that counted: underlined, or where that is not seen in brackets."""
+    return click.style(words, underline=True, fg="green") if sys.stdout.isatty() else f"[{words}]"
+
+
+def _prompt() -> str:
+    return str(click.prompt(">", prompt_suffix=" ", default="", show_default=False)).strip()
 
 
 def _filled(text: str, lead: str = "") -> str:

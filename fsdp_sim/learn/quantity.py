@@ -20,10 +20,48 @@ SCALES: dict[str, dict[str, float]] = {
     | {f"{name}S": scale for name, scale in FLOPS.items()},
     "%": {"%": 1},
 }
-MAX_LENGTH = 40
+SPOKEN = {
+    "bytes": {"byte": "B", "kilobyte": "kB", "megabyte": "MB", "gigabyte": "GB", "terabyte": "TB", "gig": "GB"}
+    | {"kibibyte": "KiB", "mebibyte": "MiB", "gibibyte": "GiB", "tebibyte": "TiB"}
+    | {
+        "gb": "GB",
+        "mb": "MB",
+        "kb": "kB",
+        "tb": "TB",
+        "gib": "GiB",
+        "mib": "MiB",
+        "kib": "KiB",
+        "tib": "TiB",
+        "b": "B",
+    },
+    "s": {
+        "second": "s",
+        "sec": "s",
+        "millisecond": "ms",
+        "msec": "ms",
+        "microsecond": "us",
+        "minute": "min",
+        "hour": "h",
+    },
+    "%": {"percent": "%", "per cent": "%"},
+    "": {"thousand": "k", "million": "M", "billion": "B", "bn": "B", "trillion": "T"},
+}
+"""How units are said, by what is measured; the plural too."""
+MAX_LENGTH, READ = 40, 300
+"""Characters of an answer that are quoted, and that are read."""
 FARTHEST = 1e30
 """Of a quantity, either way: far beyond what anything here holds, moves or lasts."""
-WRITTEN = re.compile(r"\s*([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+LEAD = (
+    r"(?:(?:about|approximately|approx\.?|around|roughly|circa|ca\.?|nearly|almost|some|maybe|probably|it'?s|it is|"
+    r"that'?s|that is|i'?d say|i would say|i think|i guess|we get|so|just|only|exactly|~|\u2248|=|:)\s*)*"
+)
+WRITTEN = re.compile(rf"\s*{LEAD}([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.IGNORECASE | re.DOTALL)
+TAIL = re.compile(
+    r"\s*(?:$|[.,;:(]\s*(?!\d)|(?:per|each|every|a|an|on|in|of|for|because|since|as|so|if|when|with|at|by|from|that|which|to|"
+    r"total|altogether|overall|more or less|or so|roughly|approximately|right|i think|i guess|i'd say)\b)",
+    re.IGNORECASE,
+)
+"""What may follow a quantity: nothing, or words that say of what, or why."""
 
 
 def in_unit(answer: Any, unit: str) -> Any:
@@ -38,24 +76,69 @@ def in_unit(answer: Any, unit: str) -> Any:
     Example:
         >>> in_unit("7.4 GiB", "bytes") == 7.4 * 2**30, in_unit("1.1k tokens", "tokens"), in_unit(5, "s")
         (True, 1100.0, 5)
+        >>> in_unit("about 13 gigabytes per GPU, because of 16 bytes each", "bytes")
+        13000000000.0
     """
     if not isinstance(answer, str):
         return answer
-    found = WRITTEN.fullmatch(answer) if len(answer) <= MAX_LENGTH else None
+    found = WRITTEN.fullmatch(answer.rpartition("=")[2]) if len(answer) <= READ else None
     scales = SCALES.get(unit, COUNT)
+    quoted = repr(answer[:MAX_LENGTH])
     if found is None:
-        raise ValueError(
-            f"{answer[:MAX_LENGTH]!r} is no quantity; answer with a number of {unit or 'things'}, such as 12 or '12'"
-        )
-    number, scale = float(found[1].replace(",", "").replace("_", "")), found[2]
-    if scales is COUNT and scale.endswith((unit, singular(unit))):
-        scale = scale.removesuffix(unit).removesuffix(singular(unit)).rstrip()
-    if scale not in scales:
+        raise ValueError(f"{quoted} is no quantity; answer with a number of {unit or 'things'}, such as 12 or '12'")
+    number, rest = float(found[1].replace(",", "").replace("_", "")), found[2]
+    scale = _scale(rest, unit, scales)
+    if scale is None:
+        if unit in SCALES and TAIL.match(rest):
+            raise ValueError(f"{quoted} of what? Write the unit, as in {written(1.5 * _usual(unit), unit)}")
+        if re.match(r"\s*(?:or|to|and|-|\u2013)\s*\d", rest):
+            raise ValueError(f"{quoted} is more than one number; name one, for near is near enough")
         right = ", ".join(name for name in scales if name)
-        raise ValueError(f"{answer!r} has another unit; asked for are {unit}, with one of {right}")
-    if not 1 / FARTHEST < abs(value := number * scales[scale]) < FARTHEST and number:
+        raise ValueError(f"{quoted} has another unit; asked for are {unit or 'a plain number'}, with one of {right}")
+    answer, value = answer[:MAX_LENGTH], number * scale
+    if not 1 / FARTHEST < abs(value) < FARTHEST and number:
         raise ValueError(f"{answer!r} is farther than {FARTHEST:.0e} from any {unit or 'number'} that could be meant")
     return value
+
+
+def _scale(rest: str, unit: str, scales: dict[str, float]) -> float | None:
+    """What a number is multiplied by, for what follows it; None if that is no unit of this kind."""
+    for name in sorted(scales, key=len, reverse=True):
+        if rest.startswith(name) and _ends(rest[len(name) :], unit):
+            return scales[name]
+    for said, scale in _said(unit).items():
+        start = rest[: len(said)]
+        meant = start == said or (len(said) > 3 and start.lower() == said)  # not "Gb", which are bits
+        if meant and _ends(rest[len(said) :], unit):
+            return scale
+    return None
+
+
+def _ends(after: str, unit: str) -> bool:
+    """Whether a quantity may end before these words: of what is counted, its name comes first."""
+    if not unit:
+        after = re.sub(r"^\s*(?:times|x|fold)\b", "", after)
+    elif unit not in SCALES:
+        after = re.sub(rf"^[\s-]*(?:{re.escape(unit)}|{re.escape(singular(unit))})\b", "", after)
+    return bool(TAIL.match(after)) and not re.match(r"\s*per (?:second|s)\b|/", after)
+
+
+def _said(unit: str) -> dict[str, float]:
+    """The scale of each way to say a unit, the longest first."""
+    per = r"/s" if unit.endswith("/s") else ""
+    scales, words = SCALES.get(unit, COUNT), SPOKEN.get(unit.removesuffix("/s"), {} if unit in SCALES else SPOKEN[""])
+    ways = {}
+    for word, name in words.items():
+        for each in (word, f"{word}s") if len(word) > 2 else (word,):
+            for end in (" per second", "/s", "/second", "/sec", " a second") if per else ("",):
+                ways[each + end] = scales[name + per]
+    if per == "/s" and unit == "bytes/s":
+        ways |= {f"{n.lower()} per second": s for n, s in BYTES.items() if len(n) == 2}
+    return dict(sorted(ways.items(), key=lambda way: -len(way[0])))
+
+
+def _usual(unit: str) -> float:
+    return {"bytes": 1e9, "bytes/s": 1e9, "FLOP/s": 1e12}.get(unit, 1.0)
 
 
 def unit_meant(factor: float, unit: str, close: float = 1e-3) -> str:

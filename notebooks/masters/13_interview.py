@@ -157,19 +157,32 @@ bars = {f"rank {r}": [(ALL_REDUCE, float(of.count("all_reduce")))] for r, of in 
 sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its norm in every step")
 
 # %% [markdown]
-# ## 5. Say it aloud
+# ## 5. Say it, and be heard
 #
-# Half of an interview is talk. Speak for two minutes, *then* open what a strong answer contains, and tick what you
-# said. Without the first point it is no answer.
+# Half of an interview is talk. Speak for two minutes, and type what you said into the box. It listens: it marks the
+# words that made a point, asks for what is missing, one thing at a time, and then goes further down. No network, no
+# large model: only words, so it can be wrong. Then overrule it, with a reason. Where you see no box, call `answer`.
+
+# %% tags=["nbval-ignore-output"]
+question = spoken("walk_through_a_step")
+question
 
 # %%
-spoken("walk_through_a_step")
+reply = question.answer(
+    "Before a block's forward we all-gather its weights, and afterwards the whole weights are dropped. "
+    "Everybody runs every layer, on data of its own."
+)
+reply
+
+# %%
+question.answer("Before its backward we gather it once more.")
 
 # %% [markdown]
 # ## 6. Half an hour
 #
-# Mixed topics. It gets harder after a right answer and easier after a wrong one, and every fourth is aloud. Type and
-# press Enter; `?` if you do not know, `q` to end with the report. In a terminal: `fsdp-sim drill mock`.
+# Mixed topics. It gets harder after a right answer and easier after a wrong one, and in every fourth you talk. Type and
+# press Enter; `?` if you do not know, `q` to end with the report that a hiring committee would write. In a terminal:
+# `fsdp-sim drill mock`.
 
 # %% tags=["nbval-ignore-output"]
 interview = mock(minutes=30)

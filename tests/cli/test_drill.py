@@ -53,13 +53,21 @@ def test_the_same_seed_asks_the_same() -> None:
     assert asked() == first
 
 
-def test_a_mock_interview_asks_for_a_spoken_answer_too() -> None:
-    said = call("mock", "--minutes", "5", "--seed", "2", types="?\n?\n?\n\na b\nq\n").output
-    assert "minutes left" in said
-    assert "Say it aloud" in said
-    assert "A strong answer says:" in said
-    assert "What comes next in an interview:" in said
-    assert "of 4 right" in said
+def test_a_mock_interview_listens_asks_on_and_reports(tmp_path: Path) -> None:
+    said = "before each block we all-gather its weights, everybody runs every layer on its own data"
+    types = f"?\n?\n?\n{said}\n?\n?\n?\nz why not then\nc I said that it is dropped\n\nq\n"
+    page = tmp_path / "report.html"
+    shown = call("mock", "--minutes", "5", "--seed", "2", "--page", str(page), types=types).output
+    assert "minutes left" in shown
+    assert "[all-gather its weights" in shown or "[before each block" in shown
+    assert "What is missing: What becomes of the whole parameters after forward?" in shown
+    assert "A strong answer says:" in shown
+    assert "'z' is not the letter of a point" in shown
+    assert "Kept, with your reason." in shown
+    assert "of 4 right" in shown
+    assert "\nLevel\n" in shown
+    assert "\nThis week\n" in shown
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_the_list_counts() -> None:

@@ -10,10 +10,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 
 from fsdp_sim.learn.drill import record
-from fsdp_sim.learn.drill.question import Question, Reply
-from fsdp_sim.learn.drill.report import QuestionResult
+from fsdp_sim.learn.drill.listening.follow import Conversation, Spoke
+from fsdp_sim.learn.drill.question import Question, Reply, UnreadableError
+from fsdp_sim.learn.drill.result import QuestionResult
 from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, QuestionTemplate, templates
 
@@ -33,6 +35,7 @@ class InterviewTurn:
     Attributes:
         number: 1 for the first.
         question: None where the answer is spoken.
+        talk: the conversation about a spoken one.
     """
 
     number: int
@@ -40,6 +43,7 @@ class InterviewTurn:
     seed: int
     question: Question | None
     since_s: float
+    talk: Conversation | None = None
 
     @property
     def text(self) -> str:
@@ -98,7 +102,8 @@ class Interview:
             seed = self._draw.randrange(2**32)
             question = source.ask(seed) if isinstance(source, QuestionTemplate) else None
             self._seen.add(source.name)
-            self.turn = InterviewTurn(len(self.results) + 1, source, seed, question, self.clock())
+            talk = Conversation(source) if isinstance(source, SpokenQuestion) else None
+            self.turn = InterviewTurn(len(self.results) + 1, source, seed, question, self.clock(), talk)
         return self.turn
 
     def answer(self, typed: str) -> Reply:
@@ -110,24 +115,47 @@ class Interview:
         """
         turn = self._waiting()
         if turn.question is None:
-            raise ValueError("this one is spoken: say the answer, then call `made` with the letters of your points")
+            raise ValueError("this one is spoken: call `say`")
         reply = turn.question.grade(typed)
         self._note(turn, reply.right, typed, reply.cause)
         return reply
 
-    def made(self, typed: str) -> bool:
-        """Say which points of a spoken answer were made, as letters; whether it was a good one.
+    def say(self, said: str) -> Spoke:
+        """Say something to the spoken question that waits, or to what is asked about it next; what was heard.
 
         Raises:
-            UnreadableError: these are not letters of points.
+            ValueError: no spoken question waits, or all has been asked.
+        """
+        return self._talk().say(said)
+
+    def overrule(self, typed: str) -> None:
+        """Claim a point that was not heard: its letter, and why.
+
+        Raises:
+            UnreadableError: there is no such point, or no reason.
             ValueError: no spoken question waits.
         """
-        turn = self._waiting()
-        if not isinstance(turn.source, SpokenQuestion):
+        talk, (letter, _, reason) = self._talk(), typed.strip().partition(" ")
+        places = ascii_lowercase[: len(talk.source.points)]
+        if len(letter := letter.strip(").:").lower()) != 1 or letter not in places:
+            raise UnreadableError(f"{letter[:20]!r} is not the letter of a point, a to {places[-1]}")
+        talk.overrule(places.index(letter), reason)
+
+    def settle(self) -> bool:
+        """Be done with the spoken question that waits; whether it was a good answer.
+
+        Raises:
+            ValueError: no spoken question waits.
+        """
+        talk, turn = self._talk(), self._waiting()
+        self._note(turn, talk.good, talk.turns[0].said if talk.turns else "", "")
+        return talk.good
+
+    def _talk(self) -> Conversation:
+        talk = self._waiting().talk
+        if talk is None:
             raise ValueError("this one is not spoken: call `answer`")
-        good = turn.source.good(turn.source.made(typed))
-        self._note(turn, good, typed, "")
-        return good
+        return talk
 
     def skip(self) -> None:
         """Say that one does not know; it counts as a wrong answer.
@@ -144,7 +172,8 @@ class Interview:
 
     def _note(self, turn: InterviewTurn, right: bool, typed: str, cause: str) -> None:
         source, took_s = turn.source, self.clock() - turn.since_s
-        trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds)
+        claimed = turn.talk.claims if turn.talk else {}
+        trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds, overruled=claimed)
         self.results.append(
             QuestionResult(
                 source.name,
@@ -157,6 +186,7 @@ class Interview:
                 typed,
                 cause,
                 trouble,
+                turn.talk,
             )
         )
         self.level = min(max(self.level + (1 if right else -1), LEVELS[0]), LEVELS[-1])

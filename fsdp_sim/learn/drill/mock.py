@@ -6,10 +6,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.drill.ask import question_html
+from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
-from fsdp_sim.learn.drill.question import UnreadableError, with_letters
+from fsdp_sim.learn.drill.listening.follow import Conversation, Part
+from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
-from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion
+from fsdp_sim.learn.drill.spoken import VERDICTS
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -26,7 +28,6 @@ class Mock:
 
     def __init__(self, interview: Interview) -> None:
         self.interview = interview
-        self._answered_aloud = False  # a spoken answer was given, and its points are shown
         self._ended = False
 
     @property
@@ -48,8 +49,8 @@ class Mock:
         if turn is None or self._ended or word in STOP:
             self._ended = True
             return ""
-        if isinstance(turn.source, SpokenQuestion):
-            return self._aloud(turn.source, turn, text)
+        if turn.talk:
+            return self._aloud(turn.talk, turn, text)
         try:
             if word in SKIP:
                 assert turn.question is not None
@@ -61,38 +62,57 @@ class Mock:
         read = "" if reply.right else f"<p>{escape(interview.results[-1].read)}</p>"
         return f"{reply._repr_html_()}{read}"
 
-    def _aloud(self, source: SpokenQuestion, turn: InterviewTurn, text: str) -> str:
-        """A spoken answer takes two turns of the box: one when it was said, one for the points that were in it."""
-        if not self._answered_aloud:
-            self._answered_aloud = True
-            number = source.example(turn.seed)
-            points = "".join(f"<br>{escape(point)}" for point in with_letters(source.points))
-            with_number = f"<p>The number: {escape(number)}</p>" if number else ""
-            return f"<p>A strong answer says:{points}</p>{with_number}<p>Type the letters of what you said.</p>"
-        try:
-            good = self.interview.made("" if text.strip() in SKIP else text)
-        except UnreadableError as error:
-            return f"<p>{escape(str(error))}.</p>"
-        self._answered_aloud = False
-        steps = "".join(f"<li>{escape(s.question)}<br>{escape(s.strong)}</li>" for s in source.ladder)
-        return f"<p>{VERDICTS[good]} What comes next in an interview:</p><ol>{steps}</ol>"
+    def _aloud(self, talk: Conversation, turn: InterviewTurn, text: str) -> str:
+        """One turn of a conversation; when all was asked, what was missing may be claimed."""
+        unknown = text.strip().lower() in SKIP
+        if talk.part is Part.OVER:
+            return self._claimed(talk, text)
+        if unknown and not talk.turns:
+            self.interview.skip()
+            return f"<p>A strong answer says:{summary_html(talk)}</p>"
+        spoke = self.interview.say("" if unknown else text)
+        heard = marked(spoke.said, spoke.made.values(), lambda words: f"<u><b>{escape(words)}</b></u>", escape)
+        reply = f"<p>{heard}</p><p>{escape(remark(talk, spoke))}</p>"
+        if talk.part is not Part.OVER:
+            return reply
+        number = talk.source.example(turn.seed)
+        with_number = f"<p>The number: {escape(number)}</p>" if number else ""
+        reply += f"<p>A strong answer says:{summary_html(talk)}</p>{with_number}"
+        if talk.missing:
+            return f"{reply}<p>{escape(HOLD)}</p>"
+        return reply + self._settled(talk)
+
+    def _claimed(self, talk: Conversation, text: str) -> str:
+        if text.strip():
+            try:
+                self.interview.overrule(text)
+            except UnreadableError as error:
+                return f"<p>{escape(str(error))}.</p>"
+            if talk.missing:
+                return f"<p>Kept, with your reason. {escape(HOLD)}</p>"
+        return self._settled(talk)
+
+    def _settled(self, talk: Conversation) -> str:
+        self.interview.settle()
+        return f"<p>{VERDICTS[talk.good]}</p>"
 
     def asked(self) -> str:
         """The question that waits, or the report, as HTML."""
         turn = None if self._ended else self.interview.ask()
         if turn is None:
             return self.report._repr_html_()
-        aloud = isinstance(turn.source, SpokenQuestion)
-        how = "say it aloud, then press Enter" if aloud else f"{turn.question.how}" if turn.question else ""
+        talk = turn.talk
+        how = "what you would say, in one go" if talk else f"{turn.question.how}" if turn.question else ""
         given = f"{turn.source.topic}, {turn.source.seconds} s{self.interview.time_left}"
         below = f"{turn.number}: {given}. Answer: {how}. {KEYS}"
-        return question_html(turn.text, turn.question.lettered if turn.question else [], below)
+        text = f"{lead(talk)}{talk.asks or turn.text}" if talk else turn.text
+        return question_html(text, turn.question.lettered if turn.question else [], below)
 
     def _widget(self) -> ipywidgets.Widget:
         import ipywidgets
 
         asked, replied = ipywidgets.HTML(self.asked()), ipywidgets.HTML()
-        box = ipywidgets.Text(placeholder="your answer, then Enter", layout={"width": "24em"})
+        box = ipywidgets.Text(placeholder="your answer, then Enter", layout={"width": "95%"})
         box.add_class("fsdp-sim-answer")
 
         def entered(_: object) -> None:
@@ -104,7 +124,7 @@ class Mock:
 
 
 def mock(minutes: float = 30, *, seed: int | None = None) -> Mock:
-    """Hold a mock interview: all topics, harder when you are right, some questions to be answered aloud.
+    """Hold a mock interview: all topics, harder when you are right, to some questions you talk, and it listens.
 
     Args:
         minutes: after which no further question is asked.

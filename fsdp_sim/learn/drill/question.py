@@ -14,10 +14,13 @@ from html import escape
 from string import ascii_lowercase
 from typing import Any, ClassVar
 
-from fsdp_sim.learn.quantity import in_unit, needs_unit, unit_meant, written
+from fsdp_sim.learn.drill.slips import slip
+from fsdp_sim.learn.quantity import in_unit, unit_meant, written
 from fsdp_sim.learn.verdict import COLOURS, Grade
 
 CLOSE = 0.05
+ASKS = re.compile(r"\?|(?:^|[.:] )(?:Put|Order|Sort|Name|Say|Choose|Count)\b")
+"""What a question must have: without it, its text has lost its end."""
 
 
 class UnreadableError(ValueError):
@@ -59,6 +62,9 @@ class Question:
         text: what is asked, with its numbers; it can stand alone.
         why: the derivation, with the numbers.
         given: what was drawn, by name: all that the answer follows from.
+
+    Raises:
+        ValueError: the text asks nothing.
     """
 
     text: str
@@ -66,6 +72,10 @@ class Question:
     given: Mapping[str, Any]
     how: ClassVar[str]
     """What an answer looks like, in words."""
+
+    def __post_init__(self) -> None:
+        if not ASKS.search(self.text):
+            raise ValueError(f"{self.text!r} asks nothing: a question has a question mark, or says what to do")
 
     @property
     def expected(self) -> str:
@@ -125,15 +135,18 @@ class Number(Question):
             value = in_unit(typed, self.unit)
         except ValueError as error:
             raise UnreadableError(str(error)) from None
-        if needs_unit(self.unit) and re.fullmatch(r"[-+\d.,_eE\s]*", typed):
-            raise UnreadableError(f"{typed!r} of what? Write the unit, as in {written(1.5 * 10**9, self.unit)}")
         if self.accepts(value):
             return True, ""
         near = [m for m in self.mistakes if math.isclose(value, m.value, rel_tol=self.rel, abs_tol=self.abs_)]
         if near:
             return False, min(near, key=lambda m: abs(m.value - value)).cause
-        meant = unit_meant(value / self.answer, self.unit, close=self.rel) if self.answer else ""
-        return False, f"the digits are right, and the unit would have to be {meant}" if meant else ""
+        if not self.answer:
+            return False, ""
+        factor = value / self.answer
+        meant = unit_meant(factor, self.unit, close=self.rel) if not math.isclose(factor, 8, rel_tol=self.rel) else ""
+        if meant:
+            return False, f"the digits are right, and the unit would have to be {meant}"
+        return False, slip(factor, self.unit, self.given, self.text)
 
     def accepts(self, value: float) -> bool:
         """Whether a number in ``unit`` is close enough."""
@@ -153,6 +166,7 @@ class Choice(Question):
     how = "the letter of one option"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.options) - len(self.wrong) != 1 or not set(self.wrong) < set(self.options):
             raise ValueError(f"one option of {self.options} must be right, {len(self.options) - len(self.wrong)} are")
 
@@ -189,6 +203,7 @@ class Order(Question):
     how = "the letters in order, such as b a c"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if sorted(self.options) != sorted(self.answer) or len(set(self.options)) < len(self.options):
             raise ValueError(
                 f"the options {self.options} and the answer {self.answer} must be the same different things"

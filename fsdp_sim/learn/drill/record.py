@@ -5,7 +5,7 @@ A question that was missed comes back within minutes, one that was known after d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,6 +37,8 @@ class QuestionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     times: int
     right: int
     card: _Card
+    overruled: dict[str, str] = {}
+    """Points of a spoken question that one claims against the listener, by their letters, each with the reason."""
 
     @property
     def due(self) -> datetime:
@@ -66,11 +68,20 @@ def due(among: Iterable[str], now: datetime | None = None) -> list[str]:
     return sorted(waiting, key=lambda name: known[name].due)
 
 
-def note(name: str, *, right: bool, took_s: float, given_s: float, now: datetime | None = None) -> str:
+def note(
+    name: str,
+    *,
+    right: bool,
+    took_s: float,
+    given_s: float,
+    overruled: Mapping[str, str] | None = None,
+    now: datetime | None = None,
+) -> str:
     """Keep an answer, and set when the question comes again.
 
     Args:
         took_s, given_s: seconds that the answer took, and that an interviewer gives.
+        overruled: points that one claims against the listener, with the reasons.
 
     Returns:
         what went wrong, as a sentence; empty if nothing did.
@@ -84,7 +95,8 @@ def note(name: str, *, right: bool, took_s: float, given_s: float, now: datetime
         card = Card.from_dict(msgspec.to_builtins(before.card)) if before else Card()
         card, _ = Scheduler(enable_fuzzing=False).review_card(card, rating, now or datetime.now(UTC))
         times, known = (before.times, before.right) if before else (0, 0)
-        after = QuestionRecord(times + 1, known + right, msgspec.convert(card.to_dict(), _Card))
+        claimed = {**(before.overruled if before else {}), **(overruled or {})}
+        after = QuestionRecord(times + 1, known + right, msgspec.convert(card.to_dict(), _Card), claimed)
         return structs.replace(held, questions=dict(sorted({**held.questions, name: after}.items())))
 
     return kept.change(file(), _File, changed)

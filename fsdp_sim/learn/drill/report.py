@@ -6,36 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fsdp_sim.learn.drill.committee import decision, evidence, gaps, this_week
+from fsdp_sim.learn.drill.result import QuestionResult, place
+
 STRONG = 2 / 3
 """The part of right answers from which on a topic counts as a strength."""
 HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
-
-
-@dataclass(frozen=True)
-class QuestionResult:
-    """One question and what became of it.
-
-    Attributes:
-        typed: the answer; empty if one did not know.
-        cause: why people answer so, where known.
-        trouble: what went wrong when it was kept.
-    """
-
-    name: str
-    topic: str
-    level: int
-    right: bool
-    took_s: float
-    given_s: float
-    section: str
-    typed: str = ""
-    cause: str = ""
-    trouble: str = ""
-
-    @property
-    def read(self) -> str:
-        """Where to read on."""
-        return f"See {place(self.section)}."
 
 
 @dataclass(frozen=True)
@@ -59,12 +35,6 @@ class TopicScore:
         level = "●" * self.level or "-"
         read = ", ".join(map(place, self.sections)) or "-"
         return self.topic, f"{self.right} of {self.asked}", level, f"{self.took_s / self.given_s:.0%}", read
-
-
-def place(section: str) -> str:
-    """``08.5`` in words: ``notebook 08, section 5``."""
-    chapter, _, number = section.partition(".")
-    return f"notebook {chapter}, section {number}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,12 +65,31 @@ class InterviewReport:
         causes = [result.cause for result in self.results if result.cause]
         return tuple(sorted(dict.fromkeys(causes), key=causes.count, reverse=True))
 
+    @property
+    def committee(self) -> dict[str, tuple[str, ...]]:
+        """What a hiring committee would write, by its headings: level, evidence, gaps, what to do this week."""
+        if not self.results:
+            return {}
+        parts = {
+            "Level": (decision(self.results),),
+            "Evidence": evidence(self.results),
+            "Gaps": gaps(self.results),
+            "This week": this_week(self.results),
+        }
+        return {heading: lines for heading, lines in parts.items() if lines}
+
     def __str__(self) -> str:
         columns = list(zip(HEADER, *(row.cells for row in self.rows), strict=True))
         widths = [max(map(len, column)) for column in columns]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
-        causes = [f"  - {cause}" for cause in self.causes]
-        return "\n".join([self.headline, "", *table, *(["", "What stood behind it:", *causes] if causes else [])])
+        parts = {**self.committee, "What stood behind wrong answers": self.causes}
+        listed = [
+            line
+            for heading, lines in parts.items()
+            if lines
+            for line in ("", heading, *(f"  - {each}" for each in lines))
+        ]
+        return "\n".join([self.headline, *listed, "", *table])
 
     __repr__ = __str__
 
@@ -113,9 +102,22 @@ class InterviewReport:
             first, *rest = map(escape, topic.cells)
             rows.append(row([cell(first, f' scope="row"{LEFT}', "th"), *(cell(text, LEFT) for text in rest)]))
         table = table_html(rows, head, f"<caption{LEFT}>{escape(self.headline)}</caption>")
-        causes = "".join(f"<li>{escape(cause)}</li>" for cause in self.causes)
-        behind = f"<p>What stood behind it:</p><ul>{causes}</ul>" if causes else ""
-        return table + behind
+        parts = {**self.committee, "What stood behind wrong answers": self.causes}
+        written = "".join(
+            f"<h4>{heading}</h4><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+            for heading, lines in parts.items()
+            if lines
+        )
+        return table + written
+
+    def page(self) -> str:
+        """The report as a page of its own."""
+        style = "body{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em}"
+        style += "td,th{padding:.2em .8em;text-align:left}"
+        return (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>Interview report</title><style>{style}</style><h1>Interview report</h1>{self._repr_html_()}</html>"
+        )
 
 
 def _row(topic: str, results: Sequence[QuestionResult]) -> TopicScore:

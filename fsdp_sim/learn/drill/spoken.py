@@ -1,7 +1,7 @@
 """Questions that are answered in words: what a strong answer contains, and what is asked next.
 
-One speaks, then sees the points and says which of them one made. The number that a strong answer comes with is that of
-a template, computed when it is shown.
+What is said is heard by `listening`. The number that a strong answer comes with is that of a template, computed when it
+is shown.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from importlib.resources import files
 
 import msgspec
 
-from fsdp_sim.learn.drill.question import letters
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
 ENOUGH = 2 / 3
 """The part of the points that makes an answer a good one."""
 
 
-VERDICTS = {True: "✓ A good answer.", False: "✗ Not enough of them, or not the first."}
+VERDICTS = {True: "✓ A good answer.", False: "✗ Not enough of the points, or not the first."}
 
 
 class FollowUp(msgspec.Struct, frozen=True):
@@ -79,15 +78,6 @@ class SpokenQuestion(msgspec.Struct, frozen=True):
             return ""
         question = templates()[self.number].ask(seed)
         return f"{question.text} {question.expected}. {question.why}"
-
-    def made(self, typed: str) -> set[int]:
-        """The places of the points that one says one made, typed as letters; nothing for none.
-
-        Raises:
-            UnreadableError: these are not letters of points.
-        """
-        wanted = len([c for c in typed if c.isalnum()])
-        return set(letters(typed, len(self.points), wanted)) if wanted else set()
 
     def good(self, made: Collection[int]) -> bool:
         """Whether those points make it a good answer: the first, and two thirds of all."""

@@ -52,6 +52,30 @@ def test_a_spoken_question_folds_its_answer() -> None:
     assert shown.source.example(0) in str(shown)
 
 
+def test_a_spoken_question_listens_quotes_asks_on_and_may_be_overruled() -> None:
+    question = spoken("walk_through_a_step")
+    reply = question.answer("First, the parameters of a unit are all-gathered before its forward.")
+    assert "_unit are all-gathered before its forward_" in str(reply)
+    assert "<u><b>" in reply._repr_html_()
+    assert "What is missing: Who computes what" in str(reply)
+    while not reply.over:
+        reply = question.answer("no idea")
+    assert "✗ Not enough" in str(reply)
+    reply = question.overrule("c", "I called it dropped")
+    assert "You claim it: I called it dropped" in str(reply)
+    assert record.read()["walk_through_a_step"].overruled == {"c": "I called it dropped"}
+
+
+def test_a_spoken_question_is_a_box_where_widgets_are_drawn_and_text_elsewhere() -> None:
+    shown = spoken("walk_through_a_step")
+    bundle = shown._repr_mimebundle_()
+    assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
+    _, box, replied = shown._widget().children
+    box.value = "The optimizer steps the local shards without communication."
+    box._submission_callbacks(box)
+    assert "1 point made" in replied.value
+
+
 @pytest.mark.parametrize("card", ["{}", '{"due": 5}', '{"due": "2026-01-01"}'], ids=["empty", "a number", "no zone"])
 def test_a_forged_record_is_put_aside(card: str) -> None:
     record.file().parent.mkdir(exist_ok=True)

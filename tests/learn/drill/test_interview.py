@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fsdp_sim.learn.drill import record
-from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview
+from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview, InterviewTurn
+from fsdp_sim.learn.drill.listening.follow import Conversation
 from fsdp_sim.learn.drill.question import Choice, UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
-from fsdp_sim.learn.drill.spoken import SpokenQuestion
+from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import TOPICS, templates
 
 
@@ -29,7 +30,10 @@ def right(interview: Interview) -> None:
     turn = interview.ask()
     assert turn is not None
     if isinstance(turn.source, SpokenQuestion):
-        interview.made("abcdefg"[: len(turn.source.points)])
+        interview.say(" ".join(turn.source.points))
+        for place in turn.talk.missing if turn.talk else ():
+            interview.overrule(f"{'abcdefg'[place]} I said these very words")
+        interview.settle()
     elif isinstance(turn.question, Choice):
         interview.answer(turn.question.expected[0])
     else:
@@ -143,6 +147,50 @@ def test_the_report_has_strengths_gaps_and_where_to_read() -> None:
     assert f"notebook {section[:2]}, section {section[3:]}" in str(report)
     assert "50%" in str(report)
     assert report._repr_html_().count("<tr>") == 3
+
+
+def spoken_turn(name: str) -> Interview:
+    """An interview that waits for what one says to a question."""
+    interview, source = Interview(seed=1), spoken()[name]
+    interview.turn = InterviewTurn(1, source, 1, None, 0.0, Conversation(source))
+    return interview
+
+
+def test_letters_alone_pass_no_more() -> None:
+    interview = spoken_turn("walk_through_a_step")
+    interview.say("a b c d e f g")
+    assert interview.turn
+    assert not interview.settle()
+
+
+def test_what_is_claimed_needs_a_reason_and_is_kept() -> None:
+    interview = spoken_turn("clip_the_gradients")
+    interview.say("Each rank adds up the squares of its shards, an all-reduce adds those, then the root.")
+    with pytest.raises(UnreadableError, match="say why"):
+        interview.overrule("b")
+    with pytest.raises(UnreadableError, match="letter of a point"):
+        interview.overrule("z because I said so")
+    with pytest.raises(UnreadableError, match="no point that is missing"):
+        interview.overrule("a I have said it")
+    interview.overrule("c) I meant torch's own function")
+    interview.overrule("d by the method of the model")
+    interview.overrule("f the norm of one process")
+    assert interview.settle()
+    assert record.read()["clip_the_gradients"].overruled["c"] == "I meant torch's own function"
+
+
+def test_the_committee_quotes_the_candidate_and_says_what_to_do() -> None:
+    interview = spoken_turn("fsdp1_and_fsdp2")
+    interview.say("FSDP2 has DTensors instead of flat parameters. FSDP2 needs record_stream.")
+    interview.settle()
+    report = InterviewReport(tuple(interview.results))
+    parts = report.committee
+    assert "at least 4 questions" in parts["Level"][0]
+    assert any("DTensor" in line for line in parts["Evidence"])
+    assert any("record_stream" in line and "contrary" in line for line in parts["Gaps"])
+    assert any("notebook 11" in line and "ddp_step_to_fsdp2" in line for line in parts["This week"])
+    assert "&lt;" not in report.page()
+    assert report.page().count("<h4>") == 4
 
 
 def test_a_report_of_nothing_says_so() -> None:

@@ -6,7 +6,7 @@ import ipywidgets
 
 from fsdp_sim.learn.drill import mock
 from fsdp_sim.learn.drill.interview import SPOKEN_EVERY
-from fsdp_sim.learn.drill.spoken import SpokenQuestion
+from fsdp_sim.learn.drill.listening.follow import Part
 
 
 def widgets(shown: ipywidgets.Widget) -> tuple[ipywidgets.HTML, ipywidgets.Text, ipywidgets.HTML]:
@@ -38,20 +38,27 @@ def test_questions_are_answered_by_enter_and_the_report_comes_at_the_end() -> No
     assert len(interview.interview.results) == 1, "it has ended"
 
 
-def test_a_spoken_question_takes_two_turns() -> None:
+def test_a_spoken_question_is_talked_about_until_all_was_asked() -> None:
     interview = mock(5, seed=1)
     for _ in range(SPOKEN_EVERY - 1):
         interview.typed("?")
     turn = interview.interview.ask()
     assert turn
-    assert isinstance(turn.source, SpokenQuestion)
-    assert "say it aloud" in interview.asked()
-    assert "A strong answer says" in interview.typed("")
-    assert "letters" in interview.typed("z z") or "different" in interview.typed("z z")
-    said = interview.typed("a b c d e f g"[: 2 * len(turn.source.points) - 1])
-    assert "✓" in said
-    assert turn.source.ladder[0].question[:10] in said
-    assert interview.report.headline.startswith("1 of 4 right")
+    assert turn.talk
+    assert "what you would say" in interview.asked()
+    said = interview.typed(f"<i>{turn.talk.source.points[1]}")
+    assert "<u><b>" in said
+    assert "<i>" not in said
+    assert "What is missing: " in interview.asked()
+    assert turn.talk.source.question not in interview.asked()
+    while turn.talk.part is not Part.OVER:
+        said = interview.typed("?")
+    assert "A strong answer says" in said
+    assert "To overrule" in said
+    assert "no point" in interview.typed("b I have said it")
+    assert "Kept" in interview.typed("a it was in my words")
+    assert "Not enough" in interview.typed("")
+    assert interview.report.headline.startswith("0 of 4 right")
 
 
 def test_where_no_widgets_are_drawn_it_says_how_to_go_on() -> None:

@@ -1,5 +1,7 @@
 """How an answer is read and judged."""
 
+import re
+
 import pytest
 
 from fsdp_sim.learn.drill.question import Choice, Mistake, Number, Order, UnreadableError
@@ -33,6 +35,57 @@ STEP = Order(
 @pytest.mark.parametrize("typed", ["8 GB", "8e9 B", "7.45 GiB", "8,000 MB", " 8GB ", "8.1 GB"])
 def test_a_quantity_may_be_written_in_any_unit_of_its_kind(typed: str) -> None:
     assert STATES.grade(typed).right
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "about 8 GB",
+        "~8 GB",
+        "\u2248 8 GB",
+        "8 gigabytes",
+        "8 gb",
+        "8 GB per GPU",
+        "I'd say 8 GB each",
+        "8 GB because 16 bytes x 8 billion / 16",
+        "16 x 8e9 / 16 = 8 GB",
+    ],
+)
+def test_a_quantity_may_be_said_as_people_say_it(typed: str) -> None:
+    assert STATES.grade(typed).right
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [("8", "of what?"), ("~8", "of what?"), ("8 Gb", "another unit"), ("8 or 9 GB", "more than one number")],
+)
+def test_what_is_missing_in_a_quantity_is_said_truly(typed: str, says: str) -> None:
+    with pytest.raises(UnreadableError, match=re.escape(says)):
+        STATES.grade(typed)
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "text", "times", "says"),
+    [
+        ({"ranks": 8}, "bytes", "How many bytes?", 8, "the ranks of the question are 8"),
+        ({"ranks": 16}, "bytes", "How many bytes?", 8, "as bits it would be right"),
+        ({"ranks": 16}, "bytes", "How many bytes in bf16?", 2, "4 bytes for each element"),
+        ({"ranks": 16}, "bytes", "How many bytes in fp32?", 0.5, "2 bytes for each element"),
+        ({"nodes": 2}, "s", "How long?", 0.5, "the nodes of the question are 2"),
+        ({}, "all-gathers", "How many all-gathers in a step?", 0.5, "forward and backward both count"),
+        ({}, "s", "How long?", 2, "a factor of 2"),
+    ],
+)
+def test_usual_factors_get_the_cause_that_is_likely_in_that_question(
+    given: dict[str, int], unit: str, text: str, times: float, says: str
+) -> None:
+    asked = Number(text=text, why="", given=given, answer=6.0, unit=unit)
+    assert says in asked.grade(f"{6 * times} {'B' if unit == 'bytes' else unit}").cause
+
+
+def test_a_question_without_a_question_cannot_be_written() -> None:
+    with pytest.raises(ValueError, match="asks nothing"):
+        Number(text="FSDP averages ", why="", given={}, answer=1, unit="tokens")
 
 
 @pytest.mark.parametrize("typed", ["1.1k tokens", "1100", "1.1k", "1,130 tokens"])
@@ -74,7 +127,7 @@ def test_a_choice_is_made_by_its_letter() -> None:
 
 def test_one_option_and_no_more_is_right() -> None:
     with pytest.raises(ValueError, match="2 are"):
-        Choice(text="", why="", given={}, options=("a", "b", "c"), wrong={"a": "no"})
+        Choice(text="Which?", why="", given={}, options=("a", "b", "c"), wrong={"a": "no"})
 
 
 @pytest.mark.parametrize("typed", ["b a c", "bac", "b, a, c", "B>A>C"])

@@ -129,8 +129,10 @@ def scale_of_a_summed_loss(draw: random.Random) -> Number:
     )
     mistakes: tuple[Mistake, ...]
     if asked == "factor":
-        text = "Each sums the losses of its tokens and multiplies by a factor before backward; FSDP averages "
-        "gradients over the ranks. Which factor gives the gradient of the mean over all tokens?"
+        text = (
+            "Each sums the losses of its tokens and multiplies by a factor before backward; FSDP averages gradients "
+            "over the ranks. Which factor gives the gradient of the mean over all tokens?"
+        )
         answer = 4 / total
         mistakes = (
             Mistake(1 / total, "FSDP divides by the number of ranks once more: multiply by it first"),

@@ -1,0 +1,97 @@
+"""What a hiring committee writes after an interview: the level, the evidence, the gaps, and what to do this week."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_sim.learn.drill.result import QuestionResult, place
+from fsdp_sim.learn.find import CHAPTERS, CORE
+
+PASSES = 2 / 3
+"""The part of a level's questions that must be right for the level."""
+ENOUGH = 4
+"""Questions below which nobody says a level."""
+LEVELS = {
+    0: "Not yet: the basics are not there.",
+    1: "Junior: knows what FSDP does in a step.",
+    2: "Middle: knows the consequences, and what each setting costs.",
+    3: "Senior: answers what tells the experienced apart.",
+}
+SHOWN, TO_READ = 6, 4
+"""Lines of evidence and of gaps; sections to read in a week."""
+
+
+def decision(results: Sequence[QuestionResult]) -> str:
+    """The level that was shown, and on how many questions that stands."""
+    if len(results) < ENOUGH:
+        return f"No level: {len(results)} of at least {ENOUGH} questions were answered."
+    level = max((level for level in (1, 2, 3) if _passed(results, level)), default=0)
+    counts = ", ".join(
+        f"{sum(r.right for r in of)} of {len(of)} at level {level}"
+        for level in (1, 2, 3)
+        if (of := [r for r in results if r.level == level])
+    )
+    helped = sum(len(r.talk.made) - len(r.talk.first) for r in results if r.talk)
+    claimed = sum(len(r.talk.overruled) for r in results if r.talk)
+    asked = f" {helped} point{'s' * (helped != 1)} came only when asked for." if helped else ""
+    claims = (
+        f" {claimed} point{'s' * (claimed != 1)} the candidate claims and the listener did not hear." if claimed else ""
+    )
+    return f"{LEVELS[level]} Right: {counts}.{asked}{claims}"
+
+
+def _passed(results: Sequence[QuestionResult], level: int) -> bool:
+    """Whether a level was shown: two thirds of its questions, and of all that are easier."""
+    of = [result for result in results if result.level == level]
+    below = [result for result in results if result.level <= level]
+    return bool(of) and all(sum(r.right for r in some) >= PASSES * len(some) for some in (of, below))
+
+
+def evidence(results: Sequence[QuestionResult]) -> tuple[str, ...]:
+    """What was said well, in the candidate's words, hardest first; then right numbers."""
+    lines = [
+        f"{result.talk.source.question} Said: “{quote.text}”: {result.talk.source.points[point]}"
+        for result in sorted((r for r in results if r.talk), key=lambda r: -r.level)
+        if result.talk
+        for point, quote in list(result.talk.first.items())[:2]
+    ]
+    numbers = [f"{_title(r)}: “{r.typed}” is right, at level {r.level}." for r in results if r.right and not r.talk]
+    return tuple((lines + numbers)[:SHOWN])
+
+
+def gaps(results: Sequence[QuestionResult]) -> tuple[str, ...]:
+    """What was said wrongly, what was missing, and what was not known."""
+    lines = []
+    for result in results:
+        if result.talk:
+            lines += [
+                f"Said the contrary, “{q.text}”: {result.talk.source.points[p]}" for p, q in result.talk.against.items()
+            ]
+            silent = [p for p in result.talk.missing if p not in result.talk.against]
+            lines += [
+                f"Did not say, on “{result.talk.source.question}”: {result.talk.source.points[p]}" for p in silent[:2]
+            ]
+        elif not result.right:
+            said = f"“{result.typed}” is wrong" if result.typed else "did not know"
+            lines.append(f"{_title(result)}: {said}{f', for {result.cause}' if result.cause else ''}.")
+    return tuple(lines[:SHOWN])
+
+
+def this_week(results: Sequence[QuestionResult]) -> tuple[str, ...]:
+    """Sections to read, with the exercises of their chapter, and what to drill."""
+    missed = [result for result in results if not result.right]
+    lines = []
+    for section in list(dict.fromkeys(result.section for result in missed))[:TO_READ]:
+        chapter = int(section.partition(".")[0])
+        exercises = CORE[CHAPTERS[chapter - 1]] if 1 <= chapter <= len(CHAPTERS) else ()
+        then = f"; then the exercises {', '.join(exercises)}" if exercises else ""
+        lines.append(f"Read {place(section)}{then}.")
+    topics = list(dict.fromkeys(result.topic for result in missed))
+    if topics:
+        lines.append("Drill ten minutes a day: fsdp-sim drill " + " ".join(f"--topic {topic}" for topic in topics[:3]))
+    lines.append("Hold this interview again in a week: fsdp-sim drill mock")
+    return tuple(lines)
+
+
+def _title(result: QuestionResult) -> str:
+    return result.name.replace("_", " ").capitalize()

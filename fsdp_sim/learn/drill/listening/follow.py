@@ -1,0 +1,199 @@
+"""`Conversation`: an interviewer who listens: hears an answer, asks for what is missing, then goes down the ladder."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.resources import files
+from string import ascii_lowercase
+
+from fsdp_sim.learn.drill.listening.listen import Quote, listen
+from fsdp_sim.learn.drill.listening.words import Words, read
+from fsdp_sim.learn.drill.question import UnreadableError
+from fsdp_sim.learn.drill.spoken import SpokenQuestion
+
+ASKED_FOR = 3
+"""Of the points that are missing so many are asked for, one by one."""
+SHARED = 0.3
+"""Of the telling words of a strong answer to a follow-up so many must be said."""
+COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the of to in on at by for with and or but so if it its is are was be been has have had do does "
+        "did not no that this these those there then than as from into all each every one two what which who "
+        "when where how why can could would may might must should will they them their you your we our i my "
+        "only also more most some any such about after before because until while both other another same ",
+    )
+)
+
+
+class Part(Enum):
+    """Where a conversation stands."""
+
+    ANSWER = "answer"
+    MISSING = "missing"
+    LADDER = "ladder"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class Spoke:
+    """One turn: what was asked, what was said, and what of it counted.
+
+    Attributes:
+        made: points that this turn made, each with the words.
+        against: points of which it said the contrary.
+        good: of a follow-up of the ladder, whether it was answered; None of other turns.
+    """
+
+    asked: str
+    said: str
+    made: dict[int, Quote]
+    against: dict[int, Quote]
+    good: bool | None = None
+
+
+@functools.cache
+def probes() -> dict[str, tuple[str, ...]]:
+    """What to ask for each missing point.
+
+    Raises:
+        ValueError: a question has not as many as points.
+    """
+    text = (files("fsdp_sim.learn.drill.listening") / "probes.toml").read_text(encoding="utf-8")
+    return {name: tuple(lines) for name, lines in tomllib.loads(text).items()}
+
+
+@dataclass
+class Conversation:
+    """A spoken question and what was said to it, turn by turn.
+
+    Attributes:
+        turns: so far.
+        overruled: points that the candidate claims against the listener, each with the reason.
+    """
+
+    source: SpokenQuestion
+    turns: list[Spoke] = field(default_factory=list)
+    overruled: dict[int, str] = field(default_factory=dict)
+    part: Part = Part.ANSWER
+    _probed: list[int] = field(default_factory=list)
+    _rung: int = 0
+
+    @property
+    def asks(self) -> str:
+        """What the interviewer asks now; empty when it is over."""
+        if self.part is Part.ANSWER:
+            return self.source.question
+        if self.part is Part.MISSING:
+            return probes()[self.source.name][self._probed[-1]]
+        return self.source.ladder[self._rung].question if self.part is Part.LADDER else ""
+
+    @property
+    def first(self) -> dict[int, Quote]:
+        """The points of the first answer, before anything was asked for."""
+        return self.turns[0].made if self.turns else {}
+
+    @property
+    def made(self) -> dict[int, Quote]:
+        """All points that were made, with the words; what was contradicted later is not among them."""
+        made: dict[int, Quote] = {}
+        for turn in self.turns:
+            made = {place: quote for place, quote in made.items() if place not in turn.against} | turn.made
+        return dict(sorted(made.items()))
+
+    @property
+    def against(self) -> dict[int, Quote]:
+        """The points of which the contrary was said, and not taken back."""
+        said = {place: quote for turn in self.turns for place, quote in turn.against.items()}
+        return {place: quote for place, quote in said.items() if place not in self.made}
+
+    @property
+    def missing(self) -> list[int]:
+        """The points that nobody made or claimed."""
+        return [place for place in range(len(self.source.points)) if place not in {*self.made, *self.overruled}]
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """What the candidate claims, by the points' letters, with the reasons."""
+        return {ascii_lowercase[place]: reason for place, reason in self.overruled.items()}
+
+    @property
+    def good(self) -> bool:
+        """Whether it is a good answer, with what was asked for and what the candidate claims."""
+        return self.source.good({*self.made, *self.overruled})
+
+    @property
+    def rungs(self) -> int:
+        """How many follow-ups were answered."""
+        return sum(bool(turn.good) for turn in self.turns)
+
+    def say(self, text: str) -> Spoke:
+        """Say something to what is asked; the turn, after which something else is asked.
+
+        Raises:
+            ValueError: the conversation is over.
+        """
+        if self.part is Part.OVER:
+            raise ValueError("this question is over")
+        asked, good = self.asks, None
+        heard = listen(self.source.name, text)
+        made, against = dict(heard.made), dict(heard.against)
+        if self.part is Part.MISSING and text.strip():
+            place = self._probed[-1]
+            if quote := _in_context(self.source.name, asked, text, place):
+                made.setdefault(place, quote)
+        if self.part is Part.LADDER:
+            good = alike(self.source.ladder[self._rung].strong, text, asked) >= SHARED
+        turn = Spoke(asked, text, {p: q for p, q in made.items() if p not in self.made}, against, good)
+        self.turns.append(turn)
+        self._go_on(good)
+        return turn
+
+    def overrule(self, place: int, reason: str) -> None:
+        """Claim a point against the listener, with the reason; both are kept.
+
+        Raises:
+            UnreadableError: there is no such point, it was heard, or there is no reason.
+        """
+        if place not in self.missing:
+            raise UnreadableError("that is no point that is missing")
+        if len(reason.split()) < 3:
+            raise UnreadableError("say why, in a few words: by which words of yours was the point made?")
+        self.overruled[place] = reason.strip()
+
+    def _go_on(self, good: bool | None) -> None:
+        if self.part is Part.LADDER:
+            self._rung += 1
+            if not good or self._rung == len(self.source.ladder):
+                self.part = Part.OVER
+            return
+        waiting = [place for place in self.missing if place not in self._probed]
+        if waiting and len(self._probed) < ASKED_FOR:
+            self._probed.append(waiting[0])
+            self.part = Part.MISSING
+        else:
+            self.part = Part.LADDER if self.good else Part.OVER
+
+
+def _in_context(name: str, asked: str, said: str, place: int) -> Quote | None:
+    """The words that make a point as an answer to what was asked for; a reply need not repeat the question."""
+    lead = asked.rstrip("?.") + ", "
+    quote = listen(name, lead + said).made.get(place)
+    if quote is None or quote.end <= len(lead) or place in listen(name, lead).made:
+        return None
+    start, end = max(0, quote.start - len(lead)), quote.end - len(lead)
+    return Quote(said[start:end], start, end)
+
+
+def alike(strong: str, said: str, asked: str) -> float:
+    """Of the telling words of a strong answer, which the question does not say already, the part that was said."""
+    telling = _stems(read(strong)) - _stems(read(asked))
+    return len(telling & _stems(read(said))) / max(1, len(telling))
+
+
+def _stems(words: Words) -> set[str]:
+    return {word.stem for word in words if word.stem not in COMMON}
