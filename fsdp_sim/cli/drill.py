@@ -18,6 +18,7 @@ from fsdp_sim.learn.drill.design import Design, designs
 from fsdp_sim.learn.drill.design_answer import DesignAnswer
 from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
+from fsdp_sim.learn.drill.listening.endpoint import endpoint
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
 from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
@@ -57,10 +58,17 @@ def drill(context: click.Context, topics: tuple[str, ...], level: int, questions
 @click.option("--minutes", type=click.FloatRange(1, 240), default=30, show_default=True)
 @click.option("--seed", type=int, help="The same questions with the same numbers.")
 @click.option("--page", type=click.Path(dir_okay=False, writable=True), help="Write the report as a page, too.")
-def mock(minutes: float, seed: int | None, page: str | None) -> None:
+@click.option("--endpoint", "url", metavar="URL", help="A model of your own that listens too; off by default.")
+def mock(minutes: float, seed: int | None, page: str | None, url: str | None) -> None:
     """Hold a mock interview: all topics, harder when you are right; to some questions you talk, and it listens."""
     click.echo(f"{minutes:g} minutes, all topics. To some questions you talk: type as you would speak.")
-    report = _hold(Interview(limit_s=60 * minutes, seed=seed))
+    try:
+        listener = endpoint(url or "")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if listener:
+        click.echo(_filled(listener.notice))
+    report = _hold(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener))
     if page:
         Path(page).write_text(report.page(), encoding="utf-8")
         click.echo(f"The report is in {page}.")

@@ -33,6 +33,10 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def remark(talk: Conversation, spoke: Spoke) -> str:
     """What the interviewer says to a turn, before asking on."""
+    return " ".join(filter(None, (spoke.note, _remark(talk, spoke))))
+
+
+def _remark(talk: Conversation, spoke: Spoke) -> str:
     if spoke.good is not None:
         rung = talk.source.ladder[sum(turn.good is not None for turn in talk.turns) - 1]
         return f"{'✓ Yes.' if spoke.good else '✗ Not what I was after.'} A strong answer: {rung.strong}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.listening.endpoint import Endpoint
 from fsdp_sim.learn.drill.listening.follow import Conversation, Spoke
 from fsdp_sim.learn.drill.question import Question, Reply, UnreadableError
 from fsdp_sim.learn.drill.result import QuestionResult
@@ -61,6 +62,7 @@ class Interview:
         seed: the same questions with the same numbers; None draws them anew.
         level: of the next question.
         with_spoken: some questions are to be answered in words.
+        endpoint: a model of the user's own that listens too; None for words alone.
         due_first: what is due to come back is asked before all else, whatever its topic.
     """
 
@@ -71,6 +73,7 @@ class Interview:
     with_spoken: bool = True
     due_first: bool = False
     seed: int | None = None
+    endpoint: Endpoint | None = None
     clock: Callable[[], float] = time.monotonic
     results: list[QuestionResult] = field(default_factory=list, init=False)
     turn: InterviewTurn | None = field(default=None, init=False)
@@ -102,7 +105,7 @@ class Interview:
             seed = self._draw.randrange(2**32)
             question = source.ask(seed) if isinstance(source, QuestionTemplate) else None
             self._seen.add(source.name)
-            talk = Conversation(source) if isinstance(source, SpokenQuestion) else None
+            talk = Conversation(source, self.endpoint) if isinstance(source, SpokenQuestion) else None
             self.turn = InterviewTurn(len(self.results) + 1, source, seed, question, self.clock(), talk)
         return self.turn
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
+from fsdp_sim.learn.drill.listening.endpoint import endpoint as listener_at
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
 from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
@@ -104,7 +105,8 @@ class Mock:
         talk = turn.talk
         how = "what you would say, in one go" if talk else f"{turn.question.how}" if turn.question else ""
         given = f"{turn.source.topic}, {turn.source.seconds} s{self.interview.time_left}"
-        below = f"{turn.number}: {given}. Answer: {how}. {KEYS}"
+        sent = f" {self.interview.endpoint.notice}" if self.interview.endpoint and talk else ""
+        below = f"{turn.number}: {given}. Answer: {how}. {KEYS}{sent}"
         text = f"{lead(talk)}{talk.asks or turn.text}" if talk else turn.text
         return question_html(text, turn.question.lettered if turn.question else [], below)
 
@@ -123,11 +125,16 @@ class Mock:
         return ipywidgets.VBox([asked, box, replied])
 
 
-def mock(minutes: float = 30, *, seed: int | None = None) -> Mock:
+def mock(minutes: float = 30, *, seed: int | None = None, endpoint: str = "") -> Mock:
     """Hold a mock interview: all topics, harder when you are right, to some questions you talk, and it listens.
 
     Args:
         minutes: after which no further question is asked.
         seed: the same questions with the same numbers.
+        endpoint: URL of a model of your own that listens too (see `fsdp_sim.learn.drill.listening.endpoint`); without
+            it, and without the variable FSDP_SIM_LISTENER_URL, nothing is sent anywhere.
+
+    Raises:
+        ValueError: the endpoint is no URL.
     """
-    return Mock(Interview(limit_s=60 * minutes, seed=seed))
+    return Mock(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener_at(endpoint)))

@@ -57,6 +57,13 @@ def test_what_was_not_said_is_asked_for_and_a_bare_answer_is_to_that() -> None:
     assert asked.said["states_bytes"].value == 140e9
 
 
+def test_a_number_is_read_once_and_letters_of_a_name_are_none() -> None:
+    read = extract("2 sequences of 2048 each, 16 GB of states per GPU")
+    assert (read["micro_batch"].value, read["seq_len"].value, read["states_bytes"].value) == (2, 2048, 16e9)
+    assert "peak_bytes" not in read
+    assert "step_s" not in extract("bf16", "step_s")
+
+
 def test_a_number_that_is_off_says_by_how_much_and_a_plan_that_does_not_fit_is_refused() -> None:
     asked = answered(
         "dense_70b", STRONG.replace("11.5 seconds", "1 second").replace("over all GPUs", "sharded within a node")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-NUMBER = r"(\d[\d,]*(?:\.\d+)?)\s*"
+NUMBER = r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)\s*"
 THOUSAND = {"": 1, "k": 1024, "K": 1024}
 BIG = {
     "": 1,
@@ -51,7 +51,7 @@ def _fixed(value: Any) -> Callable[[re.Match[str]], Any]:
 PLAN: dict[str, tuple[_Reader, ...]] = {
     "micro_batch": (
         _Reader(r"micro[- ]?batch(?:es)?(?: size)?(?: of| is| =|:| per gpu)*\s*(\d+)", _whole),
-        _Reader(r"(\d+) (?:sequences?|rows?|samples?) per (?:gpu|rank|card|device)", _whole),
+        _Reader(r"(\d+) (?:sequences?|rows?|samples?) (?:of|per)\b", _whole),
         _Reader(r"batch(?: size)?(?: of| is| =|:)*\s*(\d+) per (?:gpu|rank|card|device)", _whole),
         _Reader(r"(one|a single) (?:sequence|row|sample) per (?:gpu|rank|card|device)", _fixed(1)),
     ),
@@ -178,10 +178,13 @@ def extract(text: str, asked: str = "") -> dict[str, Said]:
     """
     plain = " ".join(text.lower().split())[:6000]
     found: dict[str, Said] = {}
+    left = plain
     for name, readers in {**PLAN, **CLAIMS}.items():
         for reader in readers:
-            if match := re.search(reader.pattern, plain):
+            if match := re.search(reader.pattern, left):
                 found[name] = Said(reader.value(match), match[0])
+                if name in CLAIMS:  # a number is read once: "16 GB of states per GPU" is no peak
+                    left = left[: match.start()] + ";" + left[match.end() :]
                 break
     if asked and asked not in found and (bare := _bare(asked, plain)) is not None:
         found[asked] = Said(bare, plain[:60])

@@ -10,6 +10,7 @@ from enum import Enum
 from importlib.resources import files
 from string import ascii_lowercase
 
+from fsdp_sim.learn.drill.listening.endpoint import Endpoint, EndpointError
 from fsdp_sim.learn.drill.listening.listen import Quote, listen
 from fsdp_sim.learn.drill.listening.words import Words, read
 from fsdp_sim.learn.drill.question import UnreadableError
@@ -47,6 +48,7 @@ class Spoke:
         made: points that this turn made, each with the words.
         against: points of which it said the contrary.
         good: of a follow-up of the ladder, whether it was answered; None of other turns.
+        note: what went wrong with an endpoint; empty where nothing did.
     """
 
     asked: str
@@ -54,6 +56,7 @@ class Spoke:
     made: dict[int, Quote]
     against: dict[int, Quote]
     good: bool | None = None
+    note: str = ""
 
 
 @functools.cache
@@ -74,9 +77,11 @@ class Conversation:
     Attributes:
         turns: so far.
         overruled: points that the candidate claims against the listener, each with the reason.
+        endpoint: a model of the user's own that listens too.
     """
 
     source: SpokenQuestion
+    endpoint: Endpoint | None = None
     turns: list[Spoke] = field(default_factory=list)
     overruled: dict[int, str] = field(default_factory=dict)
     part: Part = Part.ANSWER
@@ -139,16 +144,21 @@ class Conversation:
         """
         if self.part is Part.OVER:
             raise ValueError("this question is over")
-        asked, good = self.asks, None
+        asked, good, note = self.asks, None, ""
         heard = listen(self.source.name, text)
         made, against = dict(heard.made), dict(heard.against)
         if self.part is Part.MISSING and text.strip():
             place = self._probed[-1]
             if quote := _in_context(self.source.name, asked, text, place):
                 made.setdefault(place, quote)
+        if self.endpoint and text.strip() and self.part is not Part.LADDER:
+            try:
+                made = {**self.endpoint.listen(self.source, text), **made}
+            except EndpointError as error:
+                note = f"{error}: heard without it."
         if self.part is Part.LADDER:
             good = alike(self.source.ladder[self._rung].strong, text, asked) >= SHARED
-        turn = Spoke(asked, text, {p: q for p, q in made.items() if p not in self.made}, against, good)
+        turn = Spoke(asked, text, {p: q for p, q in made.items() if p not in self.made}, against, good, note)
         self.turns.append(turn)
         self._go_on(good)
         return turn
