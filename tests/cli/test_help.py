@@ -8,7 +8,7 @@ import pytest
 from fsdp_sim.cli.main import COMMANDS
 from tests.cli.commands import call, examples
 
-PREPARED = {"diagnose", "migrate", "teach"}  # theirs read files: tests of these commands prepare them
+PREPARED = {"diagnose", "lint", "migrate", "teach"}  # theirs read files: tests of these commands prepare them
 # Also what asks, and what serves until it is stopped.
 LONG = {"calibrate", "completion", "demo", "doctor", "drill", "lab", "ladder", "mine", "puzzle", "validate"}
 RUN = [
