@@ -135,7 +135,9 @@ def _with_config(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
                 f"{path}: its model {of.model} is neither in the catalogue nor a folder here that has a config.json; "
                 f"name it with model, or its file with model_file"
             )
-    found |= {_option_of(name): text_of(value) for name, value in of.dims.items()}
+    from_file = "model_file" in found | own  # it may have another dtype than the default
+    usual = {} if from_file else {name: Model.__dataclass_fields__[name].default for name in of.dims}
+    found |= {_option_of(name): text_of(value) for name, value in of.dims.items() if value != usual.get(name)}
     filled = ", ".join(of.filled)
     notes = [f"{path} is read as {of.package} does (format {of.format}).", *of.remarks]
     return found | own, [*notes, f"Defaults of {of.package} where the file is silent: {filled}."] if filled else notes
