@@ -121,18 +121,6 @@ def test_what_was_fetched_and_is_another_file_is_refused(tmp_path: Path) -> None
         fetched("pyodide", tmp_path)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")], ids=str)
-def test_the_start_page_is_accessible_while_a_plan_is_pinned(start: Any, width: int, scheme: str) -> None:
-    from tests.web.test_accessible import violations  # skips where axe is not installed
-
-    start.set_viewport_size({"width": width, "height": 900})
-    start.emulate_media(color_scheme=scheme)
-    start.get_by_role("button", name="Pin as A").click()
-    moved(start, 1)
-    assert start.evaluate("document.documentElement.scrollWidth") <= width
-    assert violations(start) == []
-
-
 def test_without_scripts_the_start_page_shows_its_figure_numbers_and_words(live_site: str, page: Any) -> None:
     context = page.context.browser.new_context(java_script_enabled=False)
     still = context.new_page()
