@@ -84,7 +84,7 @@ def migrate(
             found.order = order_of(sims[0].timeline, sims[1].timeline)
         if page:
             _page(page, sims, found)
-    elif page:
+    elif page and found.source:
         raise ValueError(
             "--page draws two simulated steps; name the model and the GPUs: --model llama3-8b --gpu H100 --gpus 8"
         )

@@ -30,6 +30,7 @@ def script(tmp_path, monkeypatch):
 
 def test_its_examples_work(script):
     for example in examples("migrate"):
+        script.write_text(SCRIPT)
         assert call(*example).exit_code == 0, example
 
     assert "after (fsdp2)" in (script.parent / "both.html").read_text()
