@@ -33,6 +33,7 @@ function render({ model, el }) {
   const levels = make(head, "nav", "levels");
   levels.setAttribute("aria-label", "levels");
   const title = make(head, "h3");
+  title.setAttribute("aria-level", "2");
   const goal = make(head, "p", "goal");
   const numbers = make(root, "div", "numbers");
   const body = make(root, "div", "body");
