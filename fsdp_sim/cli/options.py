@@ -246,10 +246,18 @@ VERSION = 1
 
 def labelled(command: str, result: Any) -> Any:
     """A result as it is printed as JSON: with the name of its schema and the version, each of a list."""
-    plain = msgspec.to_builtins(result)
+    plain = msgspec.to_builtins(result, enc_hook=_plain)
     if isinstance(plain, list):
         return [labelled(command, one) for one in plain]
     return {"schema": f"fsdp-sim {command}", "version": VERSION, **plain}
+
+
+def _plain(value: Any) -> Any:
+    """A text or number of a class of its own, such as torch's version, as what it is."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotImplementedError(f"a result has a {type(value).__name__}, which JSON has not")
 
 
 def print_json(command: str, result: Any) -> None:
