@@ -36,7 +36,7 @@ def seq_len(model: str) -> int:
 def _largest(ranks: int, device: str, **plan: object) -> str:
     if device == "cpu":
         return SMALLEST
-    limit_bytes = ROOM * gpu_here(torch.device("cuda", 0)).mem_bytes
+    limit_bytes = ROOM * torch.cuda.get_device_properties(0).total_memory  # the driver's; a catalogue has round numbers
     return next((model for model in LARGEST_FIRST if peak_bytes(model, ranks, **plan) < limit_bytes), SMALLEST)
 
 

@@ -89,11 +89,11 @@ def _here(machine: str) -> Decisions:
     )  # fmt: skip
 
 
-def table() -> str:
+def table(found: Sequence[Decisions]) -> str:
     """All of them in markdown, where the number of GPUs makes no difference in one line."""
     lines = ["| GPU | how many | rates of | lab 2's model | the training's | computes in |", "|" + " --- |" * 6]
     counts: dict[tuple[str, ...], list[int]] = {}
-    for one in decided():
+    for one in found:
         cells = (one.rates_of, one.memory_model, one.training_model, one.dtype)
         counts.setdefault((one.machine, *cells), []).append(one.gpus)
     lines += [f"| {' | '.join((gpu, ', '.join(map(str, of)), *cells))} |" for (gpu, *cells), of in counts.items()]
@@ -102,7 +102,7 @@ def table() -> str:
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
-        print(table())
+        print(table(decided()))
         sys.exit()
     everything = []
     for name, n in json.loads(sys.argv[1]):

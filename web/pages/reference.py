@@ -46,11 +46,12 @@ PAPERS = {
     "gpu_day": "docs/gpu_day.md",
     "configurations": "docs/configurations.md",
     "lint": "docs/lint.md",
+    "migrate": "docs/migrate.md",
     "changelog": "CHANGELOG.md",
 }
 ROOMS = (
     "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation", "configurations", "requests", "forms",
-    "explore", "validate", "mini", "ranks", "measure", "viz", "learn",
+    "explore", "validate", "mini", "ranks", "measure", "lint", "migrate", "viz", "learn",
 )  # fmt: skip
 SPECS = (Plan, Model, Cluster, Gpu, Link)
 """Whose fields are listed one by one."""

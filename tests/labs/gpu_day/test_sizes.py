@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.faked_gpus import python
-from tests.faked_gpus.decisions import COUNTS, Decisions, decided
+from tests.faked_gpus import ROOT, python
+from tests.faked_gpus.decisions import COUNTS, Decisions, decided, table
 from tests.faked_gpus.sitecustomize import MACHINES
 
 OLD = {"T4", "V100"}  # which have no bf16
@@ -31,6 +31,10 @@ def test_nothing_is_emulated(all_decided):
         half = "fp16" if one.machine in OLD else "bf16"
         assert (one.dtype, one.half) == ("fp32" if one.machine in OLD else "bf16", f"param_dtype={half}")
         assert ("bf16" in one.lab_5) == (one.machine not in OLD)
+
+
+def test_the_page_has_what_is_decided(all_decided):
+    assert table(all_decided) in (ROOT / "docs" / "gpu_day.md").read_text()
 
 
 def test_a_part_of_a_gpu_has_a_part_of_its_rates(all_decided):
