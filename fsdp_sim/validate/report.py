@@ -160,7 +160,7 @@ def _goals(found: Findings) -> str:
 
 def _coverage(coverage: Sequence[Coverage]) -> str:
     rows = [[c.belongs, str(c.rows), f"{c.inside:.0%}", f"±{c.half_width:.1%}"] for c in coverage]
-    return _table(["", "rows", "inside", "median half-width"], rows)
+    return _table(["predictions of", "rows", "inside", "median half-width"], rows)
 
 
 def _off(held: Sequence[HeldOut]) -> str:
@@ -242,7 +242,7 @@ def _memory_summary(compared: Sequence[PredictedRow]) -> str:
         [kind, *_cells(summary(errors)), str(sum(abs(e) <= OFF_MEMORY for e in errors))]
         for kind, errors in kinds.items()
     ]
-    return _table(["", "rows", "mean", "median", "90th percentile", f"within {OFF_MEMORY:.0%}"], rows)
+    return _table(["peak memory of", "rows", "mean", "median", "90th percentile", f"within {OFF_MEMORY:.0%}"], rows)
 
 
 def _memory(compared: Sequence[PredictedRow]) -> str:

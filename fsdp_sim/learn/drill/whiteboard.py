@@ -34,7 +34,7 @@ class Whiteboard:
     def stop(self, checked: Verdict) -> str:
         """What an interviewer would note of a verdict and the time it took."""
         took_s, given_s = self.clock() - self.since_s, 60 * self.exercise.minutes
-        used = f"{took_s / 60:.0f} of {self.exercise.minutes} minutes"
+        used = f"{took_s // 60:.0f} of {self.exercise.minutes} minutes"
         if not checked.passed:
             left_s = given_s - took_s
             return f"Not yet, after {used}. " + (
