@@ -106,8 +106,6 @@ def ranks_on(device: str, ranks: int | None = None, *, rows: int = 0) -> int:
     if device == "cpu":
         return 2 if ranks is None else ranks
     found = len(gpus())
-    if not dist.is_nccl_available():
-        raise ValueError(NO_NCCL)
     if ranks is not None and ranks > found:
         raise ValueError(f"device=cuda: NCCL needs a GPU for each of {n_ranks(ranks)}, and {found} can be used here")
     if not torch.cuda.is_available():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from fsdp_sim.timeline.kinds import Op, Phase
@@ -143,12 +144,16 @@ class Host:
         return list(first.values())
 
     def _forward_starts(self) -> list[float]:
-        """When operations that autograd records begin, outside of its engine, as often as that had run before."""
+        """When operations that autograd records begin, outside of its engine, as often as that had run before.
+
+        What comes after the last backward begins no step: a loss that is added up for a log is one of these operations.
+        """
         engine = sorted(self.ops.start[i] for i in self._evaluations)
+        last = engine[-1] if engine else inf
         first: dict[int, float] = {}  # by how much of backward happened before
         for i, forward in enumerate(self.ops.forward):
             start = self.ops.start[i]
-            if forward and not self.in_autograd(self.ops.tid[i], start):
+            if forward and start < last and not self.in_autograd(self.ops.tid[i], start):
                 first.setdefault(bisect_right(engine, start), start)
         return list(first.values())
 
