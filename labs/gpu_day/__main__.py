@@ -24,11 +24,11 @@ from labs.loop.report import versions
 
 USAGE = """An hour on somebody's GPU: checks, calibration, accuracy, ten labs, a training; one file of what was found.
 
-    make gpu-day                          an hour, on all GPUs of this machine
-    make gpu-day ARGS="--minutes 20"      the same again goes on where it ended
-    make gpu-day ARGS="--device cpu"      the rehearsal: smaller models, on CPU cores
-    make gpu-day ARGS="--list"            what would be done
-    make gpu-day ARGS="--add FILE.zip"    somebody's bundle into this checkout
+    python -m labs.gpu_day                    an hour, on all GPUs of this machine
+    python -m labs.gpu_day --minutes 20       the same again goes on where it ended
+    python -m labs.gpu_day --device cpu       the rehearsal: smaller models, on CPU cores
+    python -m labs.gpu_day --list             what would be done
+    python -m labs.gpu_day --add FILE.zip     somebody's bundle into this checkout
 
 Nothing leaves this machine. At the end the files for the bundle are listed, and it is written when you say so. Exit
 status: 0 all done, 1 a part failed or time ran out, 2 asked wrongly, 130 Ctrl-C.
@@ -157,7 +157,7 @@ def _bundle(options: GpuDayOptions, day: GpuDay, console: Console) -> None:
     if options.yes or (sys.stdin.isatty() and console.input(asks, markup=False).strip().lower() in ("y", "yes")):
         bundle.write(bundled, path)
         console.print(
-            f'Wrote {path}. Give it to the project, or add it to a checkout: make gpu-day ARGS="--add {path}"',
+            f"Wrote {path}. Give it to the project, or add it to a checkout: python -m labs.gpu_day --add {path}",
             soft_wrap=True,
         )
     else:

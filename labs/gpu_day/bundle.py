@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import socket
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ class Bundled(NamedTuple):
 def private(folder: Path) -> dict[str, str]:
     """Texts that say whose machine it was, and what takes their place, the longest first."""
     host = socket.gethostname()
-    found = {str(folder.resolve()): "DAY", str(CHECKOUT): "CHECKOUT", str(Path.home()): "HOME"}
+    found = {str(folder.resolve()): "DAY", str(CHECKOUT): "CHECKOUT", sys.prefix: "PYTHON", str(Path.home()): "HOME"}
     if len(host) > 5 or re.search(r"[\d.-]", host):  # not a word such as "cuda", which would be found everywhere
         found |= {host: "HOST", host.partition(".")[0]: "HOST"}
     return {name: found[name] for name in sorted(found, key=len, reverse=True) if len(name) > 1}
