@@ -98,6 +98,8 @@ NOT_RUN = {
     "pip install .": "tests/test_base_install.py builds the wheel and runs every command on it",
     "sudo apt install": "changes the machine",
     "fsdp-sim drill": "asks questions: tests/cli/test_drill.py answers them",
+    "fsdp-sim lint": "tests/lint/test_command.py",
+    "fsdp-sim migrate": "tests/cli/test_migrate.py",
     "fsdp-sim puzzle": "serves a page until it is stopped: tests/cli/test_puzzle.py",
     "fsdp-sim teach write": "tests/learn/classroom looks at the pages that it writes",
     "fsdp-sim simulate --gpu NAME": "NAME is the reader's",

@@ -30,7 +30,7 @@ def test_it_prints_the_lines_of_the_program():
 def test_json_holds_the_same_lines():
     done = call("program", "--layers", "2", "--json")
 
-    assert json.loads(done.stdout) == {"lines": lines_of("--layers", "2")}
+    assert json.loads(done.stdout)["lines"] == lines_of("--layers", "2")
 
 
 def test_every_op_adds_what_the_recorded_format_leaves_out():
