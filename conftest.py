@@ -48,7 +48,16 @@ QUICK = (
     "tests/labs/loop/test_metrics.py", "tests/labs/wrapping/test_check.py", "tests/labs/checkpoint/test_manifest.py",
 )  # fmt: skip
 """What is not slow of what is there: every room has something that `make check` runs."""
-LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
+LONGEST = (
+    "tests/test_documents.py",
+    "notebooks",
+    "tests/labs",
+    "tests/faults",
+    "tests/browser",
+    "tests/learn",
+    "tests/mini",
+    "tests/ranks",
+)
 """Begin first, in this order."""
 FOLDER, SERVER, WARM = pytest.StashKey[Path](), pytest.StashKey[str](), pytest.StashKey[dict[str, str]]()
 settings.register_profile("some", deadline=None, max_examples=25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ SOME = [("phone", "dark"), ("desktop", "light")]
 LOOKED_AT = [("00_start_here", *ALL[1])] + [
     pytest.param(name, *how, marks=pytest.mark.tail)
     for name, ways in {
-        "00_start_here": [way for way in ALL if way != ALL[1]],
+        "00_start_here": [ALL[2]],
         "index": ALL,
-        "reference/api/simulation": ALL,
+        "reference/api/simulation": SOME,
         "reference/commands": SOME,
         "course": SOME,
         "search": SOME,
@@ -55,14 +56,12 @@ def test_axe_finds_nothing(served: str, page: Any, name: str, width: str, scheme
 
 @pytest.mark.browser
 @pytest.mark.tail
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_phone(
-    served: str, pages: Path, page: Any, scheme: str
-) -> None:
+def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_phone(served: str, pages: Path, page: Any) -> None:
+    """Every second one in the dark: the style is one."""
     page.set_viewport_size({"width": WIDTHS["phone"], "height": 844})
-    page.emulate_media(color_scheme=scheme)
     found: dict[str, list[str]] = {}
-    for path in sorted(pages.rglob("*.html")):
+    for path, scheme in zip(sorted(pages.rglob("*.html")), cycle(["light", "dark"]), strict=False):
+        page.emulate_media(color_scheme=scheme)
         name = path.relative_to(pages).as_posix()
         page.goto(f"{served}/{name}")
         wide = page.evaluate("document.documentElement.scrollWidth")
