@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -180,7 +181,7 @@ class Mine:
             timeline = self.timelines.get(exposed.get(row.rung.name, ""))
             above = row.against_above
             bits = "–" if above is None else "every bit" if above.bitwise is None else f"off by {above.error:.0e}"
-            idle = human_ms(exposed_comm_s(timeline, 0)) if timeline else "–"
+            idle = human_ms(fmean(exposed_comm_s(timeline, rank) for rank in timeline.ranks)) if timeline else "–"
             losses = " ".join(f"{loss:.4f}" for loss in row.losses)
             rows.append((row.rung.title, losses, bits, human_bytes(row.peak_bytes), idle))
         return rows
