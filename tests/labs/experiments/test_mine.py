@@ -26,7 +26,7 @@ def test_before_any_answer_it_is_the_reference_and_trains_as_torch(file: Path) -
     assert "it begins with the first part that is accepted): 0 of 9 parts are yours" in found.headline
     assert [cells[2] for cells in found.costs] == ["–", "–", "every bit", "every bit"]
     exposed = [cells[4] for cells in found.costs if cells[0] in ("torch FSDP2", "yours, my_fsdp.py")]
-    assert [f"{ms} exposed" in found.picture.finding for ms in exposed] == [True, True], "as the picture says it"
+    assert [f"{ms} of it" in found.picture.finding for ms in exposed] == [True, True], "as the picture says it"
     assert {event.unit for event in found.timelines["yours"] if event.rank == 0} >= {"root", "layers.0", "layers.3"}
     assert mine(climb_it=False).headline.endswith(f"It trained as torch's fully_shard, bit for bit, on {date.today()}")
 
