@@ -133,7 +133,7 @@ def list_(as_json: bool) -> None:
 @drill.command()
 @click.option("--html", is_flag=True, help="A page to print instead of Markdown.")
 def sheet(html: bool) -> None:
-    """Print the cheat sheet of one page, made of the rules behind the questions."""
+    """Print the cheat sheet, two sides of A4, made of the rules behind the questions."""
     from fsdp_sim.learn.drill.sheet import as_html, as_markdown
 
     click.echo(as_html() if html else as_markdown())

@@ -1,4 +1,4 @@
-"""The cheat sheet: the rules behind the templates on one page; so it holds nothing that is not asked and tested."""
+"""The cheat sheet: the rules behind the templates on one sheet; so it holds nothing that is not asked and tested."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from html import escape
 
 from fsdp_sim.learn.drill.template import TOPICS, templates
 
-TITLE = "FSDP on one page"
+TITLE = "FSDP on one sheet"
 HARDEST = 2
-"""The level up to which a template's rule is on the sheet: with more it would not fit on one side."""
+"""The level up to which a template's rule is on the sheet: with more its type would be too small to read."""
 STYLE = """
 @page { size: A4; margin: 8mm }
-body { font: 6.2pt/1.18 "DejaVu Sans", Arial, sans-serif; color: #000; background: #fff; margin: 0 }
+body { font: 8pt/1.2 "DejaVu Sans", Arial, sans-serif; color: #000; background: #fff; margin: 0 }
 h1 { font-size: 12pt; margin: 0 0 1.5mm }
 main { columns: 3; column-gap: 4mm }
 section { margin: 0 0 1.5mm }
-h2 { font-size: 7.6pt; margin: 0 0 .4mm; color: #0072B2; break-after: avoid }
+h2 { font-size: 9.5pt; margin: 0 0 .4mm; color: #0072B2; break-after: avoid }
 ul { margin: 0; padding-left: 3.2mm }
 li { break-inside: avoid }
 @media screen { body { font-size: 13px; max-width: 70rem; margin: 2rem auto; padding: 0 1rem } }
@@ -40,7 +40,7 @@ def as_markdown() -> str:
 
 
 def as_html() -> str:
-    """The sheet as a page that prints on one side of A4."""
+    """The sheet as a page that prints on two sides of A4."""
     sections = ""
     for topic, some in rules().items():
         items = "".join(f"<li>{escape(rule)}</li>" for rule in some)
