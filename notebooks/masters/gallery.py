@@ -19,6 +19,8 @@
 # As saved here the figures are pictures. Run the notebook (about a minute) and they answer the mouse.
 
 # %%
+from dataclasses import replace
+
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.diagnose import diagnose
 from fsdp_sim.explore import Sweep
@@ -37,7 +39,9 @@ gpt2 = {"micro_batch": 4, "param_dtype": "bf16", "reduce_dtype": "fp32"}
 # works and the compute lane has nothing to do. Below it, on the same axis, what is alive and what for.
 
 # %% tags=["nbval-ignore-output"]
-viz.timeline(simulate("gpt2-124m", sixteen, Plan(**gpt2)).timeline)
+step = simulate("gpt2-124m", sixteen, Plan(**gpt2))
+assert 0.08 < step.exposed_comm_s / step.step_time_s < 0.12
+viz.timeline(step.timeline).titled("A tenth of this step is red: GPT-2 on two nodes and a slow network")
 
 # %% [markdown]
 # ## Two steps on one axis
@@ -46,9 +50,12 @@ viz.timeline(simulate("gpt2-124m", sixteen, Plan(**gpt2)).timeline)
 # block, what that gains.
 
 # %% tags=["nbval-ignore-output"]
-needed = simulate("gpt2-124m", sixteen, Plan(**gpt2, unshard_async_op=True)).timeline
-ahead = simulate("gpt2-124m", sixteen, Plan(**gpt2, forward_prefetch=2)).timeline
-viz.compare(needed, ahead, titles=("asked when needed", "two blocks ahead"))
+needed = simulate("gpt2-124m", sixteen, Plan(**gpt2, unshard_async_op=True))
+ahead = simulate("gpt2-124m", sixteen, Plan(**gpt2, forward_prefetch=2))
+assert ahead.exposed_comm_s < 0.7 * needed.exposed_comm_s
+assert abs(ahead.step_time_s / needed.step_time_s - 1) < 0.001
+pair = viz.compare(needed.timeline, ahead.timeline, titles=("asked when needed", "two blocks ahead"))
+pair.titled("Two blocks ahead hides more and gains nothing: what computes beside the wire is slower")
 
 # %% [markdown]
 # ## Predicted and measured
@@ -88,7 +95,9 @@ hopper = Cluster("H100-SXM-80GB", gpus=8)
 llama = {"micro_batch": 1, "seq_len": 8192, "param_dtype": "bf16"}
 kept = simulate("llama3-8b", hopper, Plan(**llama))
 recomputed = simulate("llama3-8b", hopper, Plan(**llama, activation_checkpointing="full"))
-viz.memory_waterfall({"everything kept": kept, "checkpointing": recomputed})
+assert 0.55 < 1 - recomputed.peak_memory_bytes / kept.peak_memory_bytes < 0.62
+peak = viz.memory_waterfall({"everything kept": kept, "checkpointing": recomputed})
+peak.titled("Compute the blocks again in backward, and nearly three fifths of the peak are gone")
 
 # %% [markdown]
 # ## Can this network hide this model?
@@ -112,7 +121,12 @@ lines = {
     "200 Gbit/s per GPU": ("llama3-8b", roce, Plan(**short)),
     "the same, HSDP": ("llama3-8b", roce, Plan(**short, shard_size=8)),
 }
-viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512, 1024])
+for (model, cluster, plan), left in zip(lines.values(), (0.51, 0.43, 0.89), strict=True):
+    few, many = (simulate(model, replace(cluster, gpus=n), plan).tokens_per_s_per_gpu for n in (8, 1024))
+    assert abs(many / few - left) < 0.04
+viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512, 1024]).titled(
+    "One ring through 1,024 GPUs loses half the speed; shards that stay in a node lose a tenth"
+)
 
 # %% [markdown]
 # ## A thousand ranks, one of them slow
