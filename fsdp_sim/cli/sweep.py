@@ -134,8 +134,10 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--vary {pair!r}: {key} is given twice; give all its values at once")
         found[key] = several(values)
         if len(set(found[key])) < len(found[key]) or "" in found[key]:
+            known = ", ".join(values_of(key)[:8])
             raise ValueError(
-                f"--vary {pair!r} has a value twice, or an empty one; it knows, for example, {values_of(key)}"
+                f"--vary {pair!r} has a value twice, or an empty one; give each once"
+                f"{known and f' ({key} knows, for example, {known})'}"
             )
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 from fsdp_sim.forms.state import FormState
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.spec.catalogue import tables
-from fsdp_sim.spec.torchtitan import DTYPES, RESHARD, TABLE, model_of_flavor
+from fsdp_sim.spec.torchtitan import DTYPES, FLOAT8, READ, RESHARD, TABLE, model_of_flavor
 
 SAID = {value: word for word, value in DTYPES.items() if word in ("float32", "bfloat16")}
 RESHARD_WORD: dict[bool | int | None, str] = {value: word for word, value in RESHARD.items()}
@@ -58,16 +58,32 @@ def torchtitan_toml(state: FormState) -> str:
         },
         "compile": {"enable": bool(compiled), **({"components": compiled} if compiled else {})},
     }  # fmt: skip
-    there = _effective(Plan.from_torchtitan(sections, cluster.gpus), model, cluster.gpus)
+    float8 = _float8(plan, model)
+    if float8:
+        sections["model"]["converters"] = [FLOAT8]
+    inside = {"quantize": {"linear": {"float8": float8}}}
+    there = _effective(Plan.from_torchtitan(sections | inside, cluster.gpus), model, cluster.gpus)
     here = _effective(plan, model, cluster.gpus)
     unsaid = [f"{name} = {here[name]!r} (there {there[name]!r})" for name in here if here[name] != there[name]]
     remarks = [f"{model.name} on {cluster.gpus} x {cluster.gpu.name}, for torchtitan 0.2.2."]
     remarks += [f"torchtitan has no flavor of these dimensions: register {model.name}."] if not named else []
     remarks += [f"torchtitan has no key for {'; '.join(unsaid)}."] if unsaid else []
     lines = [f"# {remark}" for remark in remarks]
-    for section, keys in sections.items():
+    for section, keys in (sections | ({FLOAT8: float8} if float8 else {})).items():
         lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
     return "\n".join(lines) + "\n"
+
+
+def _float8(plan: Plan, model: Model) -> dict[str, Any]:
+    """The section of its converter, which leaves out what a plan does not compute in fp8; none without fp8."""
+    if plan.fp8 is None or not READ[FLOAT8]["recipe_name"].allowed.test(plan.fp8):
+        return {}
+    gathers = {
+        "enable_fsdp_float8_all_gather": plan.fp8_all_gather,
+        "precompute_float8_dynamic_scale_for_fsdp": plan.fp8_precompute_scale,
+    }
+    recipe = {"recipe_name": plan.fp8} if plan.fp8 != "tensorwise" else gathers
+    return recipe | {"filter_fqns": ["output", "router.gate"] if model.n_expert else ["output"]}
 
 
 def _effective(plan: Plan, model: Model, gpus: int) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from fsdp_sim.spec import (
 )
 from fsdp_sim.words import did_you_mean
 
+OF_CONFIG_JSON = {"model_type", "architectures", "hidden_size", "num_hidden_layers"}  # and of no file of ours
+
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:
     """Build a request from texts, such as the options of a command or a row of a sweep.
@@ -166,7 +168,9 @@ def model_file(path: str) -> dict[str, Any]:
             table = toml_or_json(text)
         except ValueError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
-    if isinstance(table, dict) and ("model_type" in table or "flavor" in table.get("model", ())):
+    if isinstance(table, dict) and (
+        OF_CONFIG_JSON & table.keys() or (isinstance(table.get("model"), dict) and "flavor" in table["model"])
+    ):
         return _fields(Model.from_config(path))
     if isinstance(table, dict) and set(table) == {"model"}:
         table = table["model"]

@@ -32,10 +32,11 @@ from fsdp_sim.spec.plan import (
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
-from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_text, model_of_flavor, plan_of_job, torchtitan_keys
+from fsdp_sim.spec.torchtitan import FLOAT8, gpus_of_job, job_of_text, model_of_flavor, plan_of_job, torchtitan_keys
 
 __all__ = [
     "DTYPE_BYTES",
+    "FLOAT8",
     "GATED",
     "MIN_8BIT",
     "ONLY_WITH_ACCUMULATION",

@@ -444,5 +444,7 @@ def shards_of(plan: Plan, world_size: int) -> int:
         return 1
     shards = plan.shard_size or world_size
     if world_size % shards:
-        raise ValueError(f"Plan.shard_size is {shards}, which does not divide the world size {world_size}")
+        raise ValueError(
+            f"Plan.shard_size is {shards}, which does not divide the world size {world_size}; take a divisor, or None"
+        )
     return shards

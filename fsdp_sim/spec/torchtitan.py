@@ -22,6 +22,7 @@ TABLE, KEYS = "torchtitan.toml", "torchtitan_keys.toml"
 DTYPES = {torch.removeprefix("torch."): ours for ours, torch in TORCH_DTYPES.items()}
 RESHARD = {"default": None, "always": True, "never": False}
 BUCKET_CAP_MB = 100  # apply_ddp in models/llama3/infra/parallelize.py
+FLOAT8 = "quantize.linear.float8"  # a converter, and the section that says how it converts
 
 
 class Key(NamedTuple):
@@ -66,6 +67,20 @@ READ: dict[str, dict[str, Key]] = {
     "optimizer": {
         "name": Key("AdamW", one_of("Adam", "AdamW")),
         "implementation": Key("fused", one_of("fused", "foreach")),
+    },
+    "model": {
+        "converters": Key(
+            [],
+            Allowed(f"[] or [{FLOAT8!r}] (anything else is not simulated)", lambda v: v in ([], [FLOAT8])),
+        ),
+    },
+    FLOAT8: {
+        "recipe_name": Key(None, one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp")),
+        "enable_fsdp_float8_all_gather": Key(False, _BOOL),
+        "precompute_float8_dynamic_scale_for_fsdp": Key(False, _BOOL),
+        "filter_fqns": Key(
+            [], Allowed("a list of names", lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v))
+        ),
     },
 }
 
@@ -160,7 +175,7 @@ def plan_of_job(
             key, its value and what would be right.
     """
     _refuse_what_is_not_read(table, where)
-    training, parallelism, checkpoint, compiled, optimizer = (_section(table, name, where) for name in READ)
+    training, parallelism, checkpoint, compiled, optimizer, model, _ = (_section(table, name, where) for name in READ)
     replicas, shards = (parallelism[f"data_parallel_{what}_degree"] for what in ("replicate", "shard"))
     gpus = gpus_of_job(table, where) if gpus is None else gpus
     if gpus is None:
@@ -196,6 +211,10 @@ def plan_of_job(
     if parallelism["expert_parallel_degree"] > 1:  # `apply_fsdp` of llama4: then it prefetches a block ahead
         found["expert_parallel"] = parallelism["expert_parallel_degree"]
         found |= {"forward_prefetch": 1, "backward_prefetch": 1}
+    if model["converters"]:
+        experts = "flavor" in table["model"] and model_of_flavor(table, where).n_expert
+        others = ["output", "router.gate"] if experts else ["output"]  # linear layers that no plan has in fp8
+        found |= _float8(**_section(table, FLOAT8, where), others=others, sharded=shards > 1, where=where)
     found |= given or {}
     if "grad_accum" not in found:
         found["grad_accum"] = _micro_batches(training["global_batch_size"], found["micro_batch"], gpus, where)
@@ -208,6 +227,36 @@ def _checkpointing(mode: str, selective_ac_option: str) -> str | int | None:
     if selective_ac_option == "op":
         return "selective"
     return int(selective_ac_option) or "full"  # `_apply_layer_sac`: 0 is every block
+
+
+def _float8(
+    recipe_name: str | None,
+    enable_fsdp_float8_all_gather: bool,
+    precompute_float8_dynamic_scale_for_fsdp: bool,
+    filter_fqns: list[str],
+    *,
+    others: list[str],
+    sharded: bool,
+    where: str,
+) -> dict[str, Any]:
+    """What `Float8LinearConverter` of torchtitan's components/quantization/float8.py makes of its section."""
+    if not set(others) <= set(filter_fqns) <= {"output", "router.gate"}:
+        raise ValueError(
+            f"{where}: {FLOAT8}.filter_fqns is {filter_fqns!r}; it must be {others!r} (fp8 is simulated in all linear "
+            f"layers of the blocks but routers, and not in the head)"
+        )
+    gathers = enable_fsdp_float8_all_gather
+    if recipe_name is not None and gathers:
+        raise ValueError(
+            f"{where}: {FLOAT8}.enable_fsdp_float8_all_gather is True beside recipe_name {recipe_name!r}, which "
+            f"torchtitan refuses; leave recipe_name out (it is tensorwise then)"
+        )
+    gathers = gathers and sharded
+    return {
+        "fp8": recipe_name or "tensorwise",
+        "fp8_all_gather": gathers,
+        "fp8_precompute_scale": gathers and precompute_float8_dynamic_scale_for_fsdp,
+    }
 
 
 def _micro_batches(sequences: int, micro_batch: int, gpus: int, where: str) -> int:
@@ -224,26 +273,31 @@ def _micro_batches(sequences: int, micro_batch: int, gpus: int, where: str) -> i
 
 def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     """The keys of a section that are read."""
-    given = table.get(name, {})
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: {name} is {given!r}; it must be a table")
+    given: Any = table
+    for part in name.split("."):
+        given = given.get(part, {})
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where}: {name} is {given!r}; it must be a table")
     found = {key: given.get(key, of.default) for key, of in READ[name].items()}
     for key, value in found.items():
         check(f"{where}: {name}", key, value, READ[name][key].allowed)
     return found
 
 
-def _refuse_what_is_not_read(table: Mapping[str, Any], where: str) -> None:
+def _refuse_what_is_not_read(table: Mapping[str, Any], where: str, section: str = "") -> None:
+    """A key that no section knows, or a value that is not simulated: of a section and those inside of it."""
     others = tables(KEYS)
-    for name, given in table.items():
-        if name not in others:
-            raise ValueError(f"{where}: torchtitan has no section {name}; {did_you_mean(name, others, 'it has')}")
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{where}: {name} is {given!r}; it must be a table")
-        only, beside = others[name].get("only", {}), others[name].get("beside", ())
-        known = (*READ.get(name, ()), *only, *beside)
-        for key, value in given.items():
-            if key not in known:
-                raise ValueError(f"{where}: {name} has no key {key}; {did_you_mean(key, known, 'it has')}")
-            if key in only:
-                check(f"{where}: {name}", key, value, one_of(only[key]).explained("anything else is not simulated"))
+    of = others.get(section, {})
+    only, start = of.get("only", {}), section and f"{section}."
+    inside = [name.removeprefix(start) for name in others if name.rpartition(".")[0] == section]
+    known = (*READ.get(section, ()), *only, *of.get("beside", ()), *inside)
+    for key, value in table.items():
+        if key not in known:
+            owner = f"{section} has no key" if section else "torchtitan has no section"
+            raise ValueError(f"{where}: {owner} {key}; {did_you_mean(key, known, 'it has')}")
+        if key in inside:
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{where}: {start}{key} is {value!r}; it must be a table")
+            _refuse_what_is_not_read(value, where, f"{start}{key}")
+        elif key in only:
+            check(f"{where}: {section}", key, value, one_of(only[key]).explained("anything else is not simulated"))

@@ -205,7 +205,7 @@ def test_pictures_are_written(tmp_path):
         (["--vary", "micro_bach=1,2"], "did you mean micro_batch?"),
         (["--vary", "micro_batch"], "is no list; write key=a,b"),
         (["--vary", "micro_batch="], "is no list; write key=a,b"),
-        (["--vary", "micro_batch=1,1"], "has a value twice"),
+        (["--vary", "micro_batch=1,1"], "has a value twice, or an empty one; give each once"),
         (["--vary", "micro_batch=1", "--vary", "micro_batch=2"], "micro_batch is given twice"),
         (["--vary", "gpus=8,16"], "gpus is both fixed (8) and varied"),
         (["--vary", "n_layer=2", "--layers", "3"], "n_layer is given under two names"),

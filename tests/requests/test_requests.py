@@ -76,6 +76,7 @@ def test_two_names_of_a_model_are_an_error(tmp_path):
         ("m.json", '{"n_layers": 3}', "did you mean n_layer?"),
         ("m.toml", 'n_layer = "3"', "m.toml: Model.n_layer is '3'; it must be a whole number >= 1"),
         ("m.json", "[]", "is a list"),
+        ("m.json", '{"hidden_size": 64, "num_hidden_layers": 2}', "model_type is None; known are llama"),
     ],
 )
 def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):

@@ -1,6 +1,7 @@
 """A run's TOML for torchtitan is read whole: what it says becomes the plan, and nothing in it is passed over unsaid."""
 
 import json
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -86,6 +87,32 @@ def test_what_a_file_leaves_out_is_torchtitans_own_default() -> None:
     )  # fmt: skip
 
 
+def test_the_float8_converter_is_the_plans_fp8_with_its_gathers_unless_nothing_is_sharded() -> None:
+    def fp8_of(gpus: int, **section: object) -> tuple[object, ...]:
+        plan = Plan.from_torchtitan({
+            "model": {"name": "llama3", "flavor": "8B", "converters": ["quantize.linear.float8"]},
+            "quantize": {"linear": {"float8": {"filter_fqns": ["output"], **section}}},
+        }, gpus=gpus)  # fmt: skip
+        return plan.fp8, plan.fp8_all_gather, plan.fp8_precompute_scale
+
+    gathers = {"enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True}
+    assert fp8_of(8) == ("tensorwise", False, False)
+    assert fp8_of(8, recipe_name="rowwise") == ("rowwise", False, False)
+    assert fp8_of(8, **gathers) == ("tensorwise", True, True)
+    assert fp8_of(1, **gathers) == ("tensorwise", False, False)
+    with pytest.raises(ValueError, match="which torchtitan refuses; leave recipe_name out"):
+        fp8_of(8, recipe_name="rowwise", **gathers)
+
+
+def test_a_router_that_the_float8_converter_would_take_is_to_be_left_out() -> None:
+    table = {"model": {"name": "llama4", "flavor": "17bx16e", "converters": ["quantize.linear.float8"]}}
+    section = {"filter_fqns": ["output"]}
+    with pytest.raises(ValueError, match=re.escape("it must be ['output', 'router.gate']")):
+        Plan.from_torchtitan(table | {"quantize": {"linear": {"float8": section}}}, gpus=8)
+    section["filter_fqns"].append("router.gate")
+    assert Plan.from_torchtitan(table | {"quantize": {"linear": {"float8": section}}}, gpus=8).fp8 == "tensorwise"
+
+
 def test_options_replace_what_the_file_says_and_the_global_batch_is_kept(train: str) -> None:
     job = resolve(request_of_texts({"torchtitan": train, "gpu": "H100", "micro_batch": "1", "compile": "false"}))
     assert (job.plan.micro_batch, job.plan.grad_accum, job.plan.compile) == (1, 4, False)
@@ -109,7 +136,14 @@ def test_options_replace_what_the_file_says_and_the_global_batch_is_kept(train: 
     ("local_batch_size = 2", "local_batch_size = true", "training.local_batch_size is True; it must be a whole number"),
     ("global_batch_size = 256", "global_batch_size = 200", "global_batch_size is 200, no multiple of 128: micro"),
     ('name = "AdamW"', 'name = "Lion"', "optimizer.name is 'Lion'; it must be 'Adam' or 'AdamW'"),
-    ('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8"]', "model.converters is ['quantize"),
+    ('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.mx"]',
+     "model.converters is ['quantize.linear.mx']; it must be [] or ['quantize.linear.float8']"),
+    ('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8"]',
+     "quantize.linear.float8.filter_fqns is []; it must be ['output'] (fp8 is simulated in all linear layers of the "),
+    ("[profiling]", "[quantize.linear.float8]\nemulate = true\n[profiling]",
+     "quantize.linear.float8.emulate is True; it must be False"),
+    ("[profiling]", '[quantize.linear.float8]\nrecipe = "rowwise"\n[profiling]',
+     "quantize.linear.float8 has no key recipe; did you mean recipe_name?"),
     ("data_parallel_shard_degree = 16", "data_parallel_shard_degree = -1", "is -1, all GPUs; say how many there are"),
 ])  # fmt: skip
 def test_what_is_not_simulated_is_refused_by_its_name(train: str, old: str, new: str, said: str) -> None:
@@ -154,8 +188,10 @@ in_torchtitan = st.fixed_dictionaries(
         "optimizer_impl": st.sampled_from(["fused", "foreach"]),
         "clip_grad_norm": st.just(True),
         "wrap": st.just("embed_block_head"),
+        "fp8": st.sampled_from([None, "tensorwise", "rowwise"]),
     }
 )
+in_fp8 = st.sampled_from([{}, {"fp8_all_gather": True}, {"fp8_all_gather": True, "fp8_precompute_scale": True}])
 not_in_torchtitan = st.fixed_dictionaries(
     {},
     optional={
@@ -169,7 +205,7 @@ not_in_torchtitan = st.fixed_dictionaries(
         "loss_chunks": st.just(2),
         "requires_gradient_sync": st.just("last"),
         "wrap": st.sampled_from(["block", "root"]),
-        "fp8": st.just("rowwise"),
+        "fp8": st.just("mxfp8"),
     },
 )
 
@@ -179,12 +215,12 @@ def written(plan: Plan) -> tuple[str, dict[str, Any]]:
     return text, tomllib.loads(text)
 
 
-@given(in_torchtitan)
-def test_a_plan_that_torchtitan_can_say_comes_back_as_it_was(settings: dict[str, Any]) -> None:
-    plan = Plan(**settings)
+@given(in_torchtitan, in_fp8)
+def test_a_plan_that_torchtitan_can_say_comes_back_as_it_was(settings: dict[str, Any], fp8: dict[str, Any]) -> None:
+    plan = Plan(**settings | (fp8 if settings["fp8"] == "tensorwise" else {}))
     text, job = written(plan)
     assert Plan.from_torchtitan(job) == plan
-    assert job["model"] == {"name": "llama3", "flavor": "8B"}
+    assert (job["model"]["name"], job["model"]["flavor"]) == ("llama3", "8B")
     assert "no key for" not in text
 
 
