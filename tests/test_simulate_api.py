@@ -66,6 +66,19 @@ def test_simulate_is_the_function_whatever_was_imported_before(first):
     assert answer_of(code) == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "plan", "words"),
+    [
+        (None, Cluster("H100", gpus=8), None, "model is None; it must be a name of the catalogue"),
+        ("gpt2-124m", "H100", None, "cluster is 'H100'; it must be a Cluster"),
+        ("gpt2-124m", Cluster("H100", gpus=8), {"micro_batch": 2}, "plan is {'micro_batch': 2}; it must be a Plan"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_in_one_sentence(model, cluster, plan, words):
+    with pytest.raises(ValueError, match=words):
+        simulate(model, cluster, plan)
+
+
 def test_the_package_lacks_what_it_does_not_have():
     with pytest.raises(AttributeError, match="has no attribute 'simulator'"):
         _ = fsdp_sim.simulator

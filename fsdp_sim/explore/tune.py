@@ -18,7 +18,7 @@ from fsdp_sim.explore.search import Outcome, Search
 from fsdp_sim.explore.space import Space, space_of
 from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Fit, Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec import Cluster, Model, Plan, number
 
 SAME = 0.0005  # of a step: for less than this no setting is changed
 SMALLER = (0.75, 0.5, 0.25)  # of the best plan's memory: where else the front is looked for
@@ -133,6 +133,8 @@ def tune(
         model = Model.preset(model)
     if not isinstance(model, Model):
         raise ValueError(f"{model!r} cannot be tuned; take a Model or the name of one, whose micro-batch can vary")
+    if memory_limit_bytes is not None and not number(above=True).test(memory_limit_bytes):
+        raise ValueError(f"memory_limit_bytes is {memory_limit_bytes}; it must be a number > 0, or None")
     asked = with_global_batch(plan or Plan(), cluster, global_batch)
     space = space_of(model, cluster, asked, vary=vary, hold=hold, allow=allow)
     tries = _Tries(model, cluster, asked, memory_limit_bytes, on_simulated, options)

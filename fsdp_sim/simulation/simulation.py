@@ -23,6 +23,7 @@ from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_byte
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 from fsdp_sim.timeline import Header, Op, Timeline
+from fsdp_sim.words import shortened
 
 Skew = Callable[[Given, int], Given]
 
@@ -369,6 +370,13 @@ def simulate(
     plan = plan or Plan()
     if isinstance(model, str):
         model = Model.preset(model)
+    for name, value, kinds, right in (
+        ("model", model, (Model, Workload), "a name of the catalogue, a Model, or what model_from_module traced"),
+        ("cluster", cluster, (Cluster,), "a Cluster, such as Cluster('H100', gpus=8)"),
+        ("plan", plan, (Plan,), "a Plan, such as Plan(micro_batch=2)"),
+    ):
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {shortened(repr(value), 60)}; it must be {right}")
     asked = model, plan
     if isinstance(model, Model):
         model = transformer_workload(model, plan)

@@ -101,6 +101,8 @@ def test_ctrl_c_keeps_the_best_so_far():
         ({"vary": ["shard_sise"]}, "a plan has no shard_sise to vary or hold; did you mean shard_size?"),
         ({"vary": {"compile": ["yes"]}}, "Plan.compile is 'yes'; it must be True or False"),
         ({"vary": ["sharding_strategy"]}, "nothing varies"),
+        ({"memory_limit_bytes": -1}, "memory_limit_bytes is -1; it must be a number > 0, or None"),
+        ({"memory_limit_bytes": float("nan")}, "memory_limit_bytes is nan; it must"),
         ({"global_batch": 100}, "the global batch is 100, which 16 GPUs cannot share in micro-batches of 2"),
     ],
 )
