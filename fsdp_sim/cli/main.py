@@ -47,7 +47,7 @@ COMMANDS = {
     "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", CHOOSE),
     "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change.", CHOOSE),
     "migrate": CommandEntry(
-        "fsdp_sim.cli.migrate:migrate", "Rewrite FSDP1 or DDP of a script for FSDP2: a diff.", CHOOSE
+        "fsdp_sim.cli.migrate:migrate", "Rewrite a script or configuration for FSDP2: a diff.", CHOOSE
     ),
     "explain": CommandEntry("fsdp_sim.cli.explain:explain", "Say what a run does unlike its configuration.", LOOK),
     "lint": CommandEntry(

@@ -23,13 +23,23 @@ from fsdp_sim.cli.options import (
     working,
 )
 from fsdp_sim.lint import rules
-from fsdp_sim.migrate import Migration, both_jobs, is_enough, migration_of_script, numbers_of, order_of
+from fsdp_sim.migrate import (
+    Migration,
+    both_jobs,
+    is_enough,
+    jobs_of_configuration,
+    migration_of_configuration,
+    migration_of_script,
+    numbers_of,
+    order_of,
+)
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Job, Request
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.words import human_bytes, human_ms
 
 MOST_BYTES = 2_000_000
+CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 EPILOG = (
     "Exit status: 0 for changes and where there is nothing to do; 2 for what was refused: a file that cannot be "
     "read, or "
@@ -38,7 +48,7 @@ EPILOG = (
 
 
 class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """A script, and what is simulated.
+    """A script or a configuration, and what is simulated.
 
     Attributes:
         file: its path. block: classes of the modules that become units; none finds them out.
@@ -49,7 +59,7 @@ class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@click.argument("path", type=click.Path(), metavar="SCRIPT")
+@click.argument("path", type=click.Path(), metavar="FILE")
 @option(
     "--block", "blocks", multiple=True, metavar="CLASS", help="A module of this class is a unit.  [default: found out]"
 )
@@ -63,14 +73,17 @@ def migrate(
     path: str, blocks: tuple[str, ...], write: bool, output: str | None, page: str | None, texts: dict[str, str],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Rewrite a script with FSDP1 or DDP for FSDP2: a diff, what stays the same, what differs, what to test.
+    """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
 
-    With a model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
+    A script has FSDP1 or DDP, and is read, never run. A configuration is Accelerate's, with FSDP1, DDP or DeepSpeed,
+    or a DeepSpeed JSON, which becomes Accelerate's YAML. With a model and GPUs both steps are simulated: milliseconds,
+    memory, bytes on the wire.
 
     \b
     Examples:
       fsdp-sim migrate train.py
       fsdp-sim migrate train.py --block TransformerBlock --write
+      fsdp-sim migrate accelerate.yaml --model llama3-8b --gpu H100
       fsdp-sim migrate train.py --model llama3-8b --gpu H100 --gpus 64 --seq-len 8192 --page both.html
     """
     if {"config", "torchtitan"} & set(texts):
@@ -110,6 +123,12 @@ def _read(path: str) -> str:
 def _migrated(
     path: str, text: str, blocks: tuple[str, ...], texts: dict[str, str]
 ) -> tuple[Migration, tuple[Job, Job] | None]:
+    if Path(path).suffix.lower() in CONFIGURATIONS:
+        if blocks:
+            raise ValueError(f"--block is for scripts; {path} is a configuration, whose key names the blocks")
+        given = int(texts["gpus"]) if texts.get("gpus", "").isdigit() else None
+        found, _ = migration_of_configuration(path, text, given)
+        return found, jobs_of_configuration(path, found, texts) if found.changed else None
     found, old = migration_of_script(text, path, blocks)
     jobs = both_jobs(texts, old) if found.source and is_enough(texts) else None
     return found, jobs
@@ -129,6 +148,8 @@ def _write(path: str, old: str, found: Migration, output: str | None) -> None:
             f"or write "
             "what can be changed elsewhere with -o FILE"
         )
+    if found.new_file:
+        raise ValueError(f"{path} becomes another file; write it with -o {found.new_file}")
     kept = Path(f"{path}.orig")
     if kept.exists():
         raise ValueError(f"{kept} is there already, and would be lost; move it away")

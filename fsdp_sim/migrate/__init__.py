@@ -1,13 +1,18 @@
-"""From FSDP1 and DDP to FSDP2: the changed lines of a script, and what differs.
+"""From FSDP1, DDP and DeepSpeed to FSDP2: the changed lines of a script or of a configuration, and what differs.
 
-A script is read by libcst, and never run. What cannot be changed with certainty is left, and named with its line.
+A script is read by libcst, and never run; a configuration by `fsdp_sim.configurations`, which reads the new text too:
+it gives the plan that was promised. What cannot be changed with certainty is left, and named with its line.
 """
 
+from fsdp_sim.migrate.accelerate import jobs_of_configuration, migration_of_configuration
 from fsdp_sim.migrate.numbers import Numbers, both_jobs, is_enough, numbers_of, order_of
 from fsdp_sim.migrate.result import LookAt, Migration
 from fsdp_sim.packages import need
 
-__all__ = ["LookAt", "Migration", "Numbers", "both_jobs", "is_enough", "migration_of_script", "numbers_of", "order_of"]
+__all__ = [
+    "LookAt", "Migration", "Numbers", "both_jobs", "is_enough", "jobs_of_configuration", "migration_of_configuration",
+    "migration_of_script", "numbers_of", "order_of",
+]  # fmt: skip
 
 
 def migration_of_script(text: str, where: str, blocks: tuple[str, ...] = ()) -> tuple[Migration, dict[str, object]]:

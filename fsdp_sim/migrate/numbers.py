@@ -91,5 +91,9 @@ def _texts(texts: Mapping[str, str], fields: Mapping[str, Any]) -> dict[str, str
 
 def is_enough(texts: Mapping[str, str]) -> bool:
     """Whether options name a model and a cluster."""
-    has_model = bool({"model", "model_file", "layers", "n_layer"} & set(texts))
-    return has_model and ("cluster" in texts or {"gpu", "gpus"} <= set(texts))
+    return has_model(texts) and ("cluster" in texts or {"gpu", "gpus"} <= set(texts))
+
+
+def has_model(texts: Mapping[str, str]) -> bool:
+    """Whether options name a model."""
+    return bool({"model", "model_file", "layers", "n_layer"} & set(texts))

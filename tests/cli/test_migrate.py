@@ -1,11 +1,13 @@
 """``fsdp-sim migrate``, as somebody calls it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import call, examples
 
+CONFIGURATION = Path(__file__).parents[1] / "configurations" / "shipped" / "accelerate-fsdp1.yaml"
 SCRIPT = """import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -25,6 +27,7 @@ def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
+    (tmp_path / "accelerate.yaml").write_text(CONFIGURATION.read_text())
     return path
 
 
@@ -42,7 +45,7 @@ def test_nothing_is_written_that_was_not_asked_for(script):
     assert done.exit_code == 0
     assert done.stdout.startswith("--- a/train.py\n+++ b/train.py\n")
     assert script.read_text() == SCRIPT
-    assert [path.name for path in script.parent.iterdir()] == ["train.py"]
+    assert sorted(path.name for path in script.parent.iterdir()) == ["accelerate.yaml", "train.py"]
 
 
 def test_written_in_place_it_keeps_what_it_was_and_then_has_nothing_to_do(script):
@@ -71,6 +74,23 @@ def test_both_steps_in_numbers_of_the_same_dtype(script):
     assert before["peak_memory_bytes"] > 2 * after["peak_memory_bytes"]
     assert after["wire_bytes"] == pytest.approx(1.5 * before["wire_bytes"], rel=0.05)
     assert set(after["collectives"]) >= {"all_gather", "reduce_scatter"}
+
+
+def test_a_configuration_is_written_in_place_and_both_steps_are_simulated(script):
+    done = call("migrate", "accelerate.yaml", "--model", "llama3-8b", "--gpu", "H100", "--write", "--json")
+    found = json.loads(done.stdout)
+
+    assert (found["before"]["api"], found["after"]["api"]) == ("fsdp1", "fsdp2")
+    assert "fsdp_version: 2" in (script.parent / "accelerate.yaml").read_text()
+    assert (script.parent / "accelerate.yaml.orig").read_text() == CONFIGURATION.read_text()
+
+
+def test_a_deepspeed_json_becomes_another_file(script):
+    (script.parent / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+
+    assert "write it with -o ds.accelerate.yaml" in call("migrate", "ds.json", "--write").stderr
+    assert call("migrate", "ds.json", "-o", "new.yaml").exit_code == 0
+    assert "nothing to do" in call("migrate", "new.yaml").stdout
 
 
 def test_a_file_that_is_not_there_is_one_sentence():
