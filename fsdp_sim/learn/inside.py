@@ -14,13 +14,14 @@ def call(function: Callable[..., Any], metered: bool, cases: tuple[tuple[Any, ..
     """Call the function for each case, on this rank."""
     warnings.simplefilter("ignore")  # they are for whoever runs code, not for whoever has it checked
     _note_waits()
-    before = _originals()
     if metered:
-        from fsdp_sim.measure.live_bytes import live_bytes
+        from fsdp_sim.measure import storages
+        from fsdp_sim.measure.live_bytes import CPUMeter, live_bytes
 
+        before = _originals(CPUMeter, storages)
         meter: Any = live_bytes()
     else:
-        meter = nullcontext()
+        before, meter = _originals(), nullcontext()
     with meter:
         answers = [function(*case) for case in cases]
     return {
@@ -45,7 +46,7 @@ def _note_waits() -> None:
     WatchedWork.wait = noted  # type: ignore[method-assign, assignment]
 
 
-def _originals() -> dict[str, tuple[Any, str, Any]]:
+def _originals(*counting: Any) -> dict[str, tuple[Any, str, Any]]:
     """The functions through which ranks communicate and are counted, by name: where each is, and what is there now."""
     import torch.distributed as dist
     import torch.distributed.distributed_c10d as c10d
@@ -55,10 +56,10 @@ def _originals() -> dict[str, tuple[Any, str, Any]]:
     from fsdp_sim.ranks.work import WatchedWork
     from fsdp_sim.timeline import Recorder
 
-    owners: list[Any] = [dist, c10d, WatchedGroup, WatchedWork, RankBoard, Recorder]
+    owners: list[Any] = [dist, c10d, WatchedGroup, WatchedWork, RankBoard, Recorder, *counting]
     return {
         f"{owner.__name__}.{key}": (owner, key, value)
         for owner in owners
         for key, value in vars(owner).items()
-        if callable(value) and not key.startswith("__")
+        if (callable(value) or isinstance(value, property)) and not key.startswith("__")
     }

@@ -208,7 +208,23 @@ class BusiestRankBytes:
 
 @dataclass(frozen=True)
 class PeakBytes(_Bounded):
-    """The most bytes that the tensors of each rank hold at once."""
+    """The most bytes that the tensors of each rank hold at once.
+
+    Attributes:
+        kept: bytes that a rank holds at least, given its account: what it does not gather again it has kept. The meter
+            counts in the learner's process, which could change it; what it says is held against the wire.
+    """
+
+    kept: Callable[[Trial, Sequence[Record]], float] | None = None
 
     def look(self, trial: Trial, ran: TrialRun) -> Finding:
+        for rank, (found, records) in enumerate(zip(ran.peak_bytes, ran.records, strict=True)):
+            if self.kept and found < 0.99 * (least := self.kept(trial, records)):
+                gathers = sum(record.op == "all_gather" for record in records)
+                return Finding(
+                    Grade.NOT_YET,
+                    f"rank {rank}: its meter shows {found:,} bytes held at once; its account shows {gathers} "
+                    f"all-gathers, with which at least {least:,.0f} are held, for what is not gathered again is kept; "
+                    "the two cannot both be true: does your code change the meter?",
+                )
         return self._grade("held at once", ran.peak_bytes, trial)

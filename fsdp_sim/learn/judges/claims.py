@@ -9,6 +9,7 @@ from typing import Any
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference, text
 from fsdp_sim.learn.exercise import Wrong
+from fsdp_sim.learn.judges.account import dishonest
 from fsdp_sim.learn.judges.answers import not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
 
@@ -25,6 +26,7 @@ class Claim:
         ranks: how many run the experiment.
         counts: the collective that the number counts (``all_gather``), if it does: then the account must show as many,
             so that an answer without an experiment is found.
+        beside: how many other collectives the same experiment issues: one that it is not would have to show them too.
         causes: usual wrong numbers, and where each comes from.
     """
 
@@ -34,6 +36,7 @@ class Claim:
     holds: Callable[[float], bool]
     ranks: int = 2
     counts: str = ""
+    beside: tuple[tuple[str, int], ...] = ()
     causes: tuple[tuple[float, str], ...] = ()
     rel: float = 1e-9
 
@@ -42,6 +45,8 @@ class Claim:
 
     def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         right = self.truth()
+        if untrue := dishonest(ran):
+            return not_yet(untrue, "")
         answers = [of_rank[0] for of_rank in ran.answers]
         for rank, answer in enumerate(answers):
             message = self._wrong(rank, answer, right, ran)
@@ -74,6 +79,13 @@ class Claim:
                 f"rank {rank} answers {text(number)} {self.measured}, and its account shows {issued}: "
                 "measure it, with one step on these ranks"
             )
+        for op, expected in self.beside:
+            found = sum(record.op == op for record in ran.records[rank])
+            if found != expected:
+                return (
+                    f"rank {rank}: the number is right, but its account shows {found} {op.replace('_', '-')}s, and the "
+                    f"experiment that is asked for issues {expected}: run that, and nothing beside it"
+                )
         return ""
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import fsdp_sim
 from fsdp_sim.learn import exercises
+from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.classroom.grading import ExerciseGrade, answers, grade, points
 from fsdp_sim.learn.classroom.grading.written_function import Written
 from fsdp_sim.learn.exercise import ExerciseKind
@@ -133,6 +134,31 @@ import time
 time.sleep(600)
 """
 ATTACKS["has the checker quote what it may not read itself"] = (QUOTES, "receives into a tensor of another size")
+ATTACKS |= {
+    "reads the memory of its parent": ("return open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "PermissionError"),
+    "traces its parent": (
+        "import ctypes\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) < 0:\n    raise SystemError('refused')",
+        "SystemError: refused",
+    ),
+    "looks for the seed in its environment": ("return os.environ['FSDP_SIM_SEED']", "KeyError: 'FSDP_SIM_SEED'"),
+    "looks for its judge among all objects": (
+        "import gc\nkinds = ('Exercise', 'Numbers', 'Claim', 'Trial', 'TrialRun')\n"
+        "return [o for o in gc.get_objects() if type(o).__name__ in kinds][0].judge",
+        "IndexError",
+    ),
+    "makes every comparison true": (
+        "import builtins, math, torch\ntorch.equal = torch.allclose = math.isclose = lambda *a, **k: True\nreturn -1",
+        "-1",
+    ),
+    "answers with a number that equals all": (
+        "class Any(int):\n    def __eq__(self, other):\n        return True\nreturn Any(-1)",
+        "",
+    ),
+    "prints a verdict of its own": (
+        'import sys\nsys.__stdout__.write(\'{"exercise": "bytes_kept", "grade": 3, "feedback": ""}\\n\')\nreturn -1',
+        "-1",
+    ),
+}
 FORKS = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\n"
 OUTLIVES = f"import time\n{FORKS}os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nos.abort()"
 SHARED = f"fsdp_sim_test_{os.getpid()}"
@@ -145,6 +171,7 @@ for descriptor in range(3, 64):
 return -1
 """
 NUMBERS = [name for name in names() if load(name).kind in (ExerciseKind.NUMBER, ExerciseKind.TRACE)]
+NUMBERS += [name for name in names() if load(name).kind is ExerciseKind.CLAIM and name not in RIGHT]
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +304,71 @@ class TestWhatIsLeft:
                 if process.environ().get("TMPDIR", "").startswith(str(folder)) and process.status() != "zombie":
                     left.append(process)
         assert not left
+
+
+MEMORY = "step_in_least_memory"
+FINDS_THE_METER = """
+import sys
+import torch
+import torch.distributed as dist
+
+def step_in_least_memory(shards, x, forward, backward):
+    frame = sys._getframe()
+    while "meter" not in frame.f_locals:
+        frame = frame.f_back
+    meter = frame.f_locals["meter"]
+    wholes, inputs, gradients = [], [], []
+    for shard in shards:
+        wholes.append(torch.empty(2 * shard.shape[0], shard.shape[1]))
+        dist.all_gather_into_tensor(wholes[-1], shard)
+        inputs.append(x)
+        x = forward(wholes[-1], x)
+    for shard, whole, given in zip(shards[::-1], wholes[::-1], inputs[::-1]):
+        gradient, x = backward(whole, given, x)
+        gradients.insert(0, torch.empty_like(shard))
+        dist.reduce_scatter_tensor(gradients[0], gradient)
+        gradients[0] /= 2
+    {patch}
+    return gradients
+"""
+DUMMIES = """
+import torch
+import torch.distributed as dist
+
+def freed_after_forward():
+    for _ in range(11):
+        dist.all_gather_into_tensor(torch.empty(8), torch.ones(4))
+    return True, 11
+"""
+CHEATS = {
+    "keeps all units whole and makes its meter's class say less": (
+        MEMORY,
+        FINDS_THE_METER.replace("{patch}", "type(meter).peak_bytes = property(lambda self: 2252800)"),
+        "your code replaced CPUMeter.peak_bytes",
+    ),
+    "keeps all units whole and gives its meter another class": (
+        MEMORY,
+        FINDS_THE_METER.replace(
+            "{patch}",
+            "meter.__class__ = type('M', (type(meter),), {'peak_bytes': property(lambda self: 2252800, "
+            "lambda self, value: None)})",
+        ),
+        "its meter shows 2,252,800 bytes held at once; its account shows 4 all-gathers",
+    ),
+    "settles a claim with as many empty all-gathers": (
+        "freed_after_forward",
+        DUMMIES,
+        "its account shows 0 reduce-scatters",
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_what_the_code_says_of_itself_is_held_against_what_crossed_the_wire(cheat: str) -> None:
+    name, code, said = CHEATS[cheat]
+    verdict = judge(load(name), Written(name, code))
+    assert not verdict.passed
+    assert said in verdict.message
 
 
 @pytest.mark.tail

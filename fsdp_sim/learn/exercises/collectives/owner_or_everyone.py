@@ -58,6 +58,7 @@ EXERCISE = Exercise(
         truth=in_forward,
         holds=lambda gathers: gathers == 0,
         counts="all_gather",
+        beside=(("reduce_scatter", 0),),
         causes=(
             (9, "9 is a whole step; backward gathers the units again. Run the forward alone"),
             (1, "the whole model is one unit here; shard its layers first, each a unit"),

@@ -59,6 +59,7 @@ EXERCISE = Exercise(
         holds=lambda layers: layers < LAYERS,
         ranks=RANKS,
         counts="all_gather",
+        beside=(("reduce_scatter", 0),),
         causes=(
             (LAYERS // RANKS, "so it would be if layers were shared out, which is pipeline parallelism"),
             (1, "that is one unit: the model alone was sharded, so all layers came in one all-gather"),

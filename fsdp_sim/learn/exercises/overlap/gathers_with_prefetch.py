@@ -63,6 +63,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == gathers_of(Plan()),
         counts="all_gather",
+        beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (5, "that is the forward alone; count the whole step"),
             (10, "10 is with reshard_after_forward=True also for the root, which is not the default"),

@@ -60,6 +60,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == 2 * BLOCKS + 1,
         counts="all_gather",
+        beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (3 * BLOCKS + 1, "that would be one more for each block; count what the ranks issue"),
             (2 * BLOCKS + 2, "the root was gathered again too: with the default it stays whole after forward"),

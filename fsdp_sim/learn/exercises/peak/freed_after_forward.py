@@ -59,6 +59,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == 2 * BLOCKS + 1,
         counts="all_gather",
+        beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (BLOCKS + 1, "so it is if backward gathers nothing; count the whole step, with the defaults"),
             (2 * BLOCKS + 2, "with the defaults the root stays whole after forward, for its backward comes first"),

@@ -57,6 +57,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == BLOCKS + 1,
         counts="all_gather",
+        beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (9, "9 is torch's default, which frees every unit but the root after forward"),
             (4, "the root is a unit too"),

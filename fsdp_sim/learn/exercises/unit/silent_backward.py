@@ -57,6 +57,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda reductions: reductions == 0,
         counts="reduce_scatter",
+        beside=(("all_gather", 2 * BLOCKS + 1),),
         causes=(
             (4, "the root is a unit too, and reduces its gradients last"),
             (9, "the other four are all-gathers, of parameters; count the reduce-scatters"),

@@ -61,6 +61,7 @@ EXERCISE = Exercise(
         truth=lambda: gathers(of_a_block=2),
         holds=lambda found: found > gathers(of_a_block=1),
         counts="all_gather",
+        beside=(("reduce_scatter", 2 * LAYERS + 1),),
         causes=(
             (
                 gathers(of_a_block=1),
