@@ -135,9 +135,9 @@ def _migrated(
 
 
 def _write(path: str, old: str, found: Migration, output: str | None) -> None:
-    if not found.changed:
+    if not found.changed and not found.by_hand:
         return
-    if output:
+    if output and found.changed:
         Path(output).write_text(found.new, "utf-8")
         found.notes.append(f"Wrote {output}.")
         return

@@ -70,8 +70,9 @@ def migration_of_configuration(path: str, text: str, gpus: int | None = None) ->
         file=path, source=[source], changed=True, same=same, differs=differs, test=test,
         notes=[*old.defaults, *old.remarks],
     )  # fmt: skip
-    if why := _no_equal(old):
-        found.look.append(LookAt(_line(text, *why[0]), why[1], must=True))
+    if left := _no_equal(old):
+        keys, what = left
+        found.look.append(LookAt(_line(text, *keys), what, must=True))
         found.changed = False
         return found, old
     found.new_file = f"{PurePath(path).stem}.accelerate.yaml" if old.format == "deepspeed" else ""

@@ -18,7 +18,7 @@ class YamlText:
 
     def __init__(self, text: str, where: str) -> None:
         need(where, "yaml")
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         self.text, self.where, self._yaml = text, where, yaml
         try:

@@ -85,6 +85,13 @@ def test_a_configuration_is_written_in_place_and_both_steps_are_simulated(script
     assert (script.parent / "accelerate.yaml.orig").read_text() == CONFIGURATION.read_text()
 
 
+def test_a_configuration_that_has_no_equal_is_not_written(script):
+    (script.parent / "old.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n")
+
+    assert "a person has to see to line 2 first" in call("migrate", "old.yaml", "--write").stderr
+    assert call("migrate", "old.yaml").exit_code == 0
+
+
 def test_a_deepspeed_json_becomes_another_file(script):
     (script.parent / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
 
