@@ -9,7 +9,7 @@
     checkpoint    what is saved, how it reaches the disk and comes back, and conversion to other formats
     measure       recorded steps, memory by category, and the simulator's prediction of the same step
     train         the trainer: its loop and its command, python -m labs.train
-    experiments   the ten labs, the parity ladder, the checklist
+    experiments   the eleven labs, the parity ladder, the checklist
     gpu_day       an hour on somebody's GPU: all of these, one after the other, and what they found as one file
 
 A folder's ``__init__`` says in which order to read it.

@@ -31,6 +31,9 @@ class Table:
             rows.append(row([cell(escape(first), ' scope="row"', "th"), *cells]))
         return table_html(rows, head, f"<caption>{escape(self.caption)}</caption>", newline="\n")
 
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
     def _is_text(self, column: int) -> bool:
         """Whether most of a column reads as words: numbers line up at the right, words at the left."""
         texts = [texts[column] for texts in self.rows if column < len(texts)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fsdp_sim.learn.coverage import masters, notebooks
 from fsdp_sim.learn.drill.committee import decision, evidence, gaps, this_week
 from fsdp_sim.learn.drill.result import QuestionResult, place
 
 STRONG = 2 / 3
 """The part of right answers from which on a topic counts as a strength."""
+PLACE = re.compile(r"notebook (\d\d), section [\w]+")
+"""A section as `place` writes it."""
 HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
 
 
@@ -94,6 +99,10 @@ class InterviewReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        return self._html(linked)
+
+    def _html(self, told: Callable[[str], str]) -> str:
+        """The report, with ``told`` for what becomes of a line of it."""
         from fsdp_sim.viz.table import LEFT, cell, row, table_html  # plotly takes a while
 
         head = row(cell(text, f' scope="col"{LEFT}', "th") for text in HEADER)
@@ -104,20 +113,35 @@ class InterviewReport:
         table = table_html(rows, head, f"<caption{LEFT}>{escape(self.headline)}</caption>")
         parts = {**self.committee, "What stood behind wrong answers": self.causes}
         written = "".join(
-            f"<h4>{heading}</h4><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+            f"<h4>{heading}</h4><ul>{''.join(f'<li>{told(line)}</li>' for line in lines)}</ul>"
             for heading, lines in parts.items()
             if lines
         )
         return table + written
 
     def page(self) -> str:
-        """The report as a page of its own."""
+        """The report as a page of its own, which may lie anywhere: it names notebooks without a link."""
         style = "body{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em}"
         style += "td,th{padding:.2em .8em;text-align:left}"
         return (
             '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-            f"<title>Interview report</title><style>{style}</style><h1>Interview report</h1>{self._repr_html_()}</html>"
+            f"<title>Interview report</title><style>{style}</style><h1>Interview report</h1>{self._html(escape)}</html>"
         )
+
+
+def linked(line: str) -> str:
+    """A line as HTML, with each notebook that it names linked, relative to the folder of the notebooks."""
+    names = _notebooks()
+    return PLACE.sub(lambda m: f'<a href="{names[m[1]]}">{m[0]}</a>' if m[1] in names else m[0], escape(line))
+
+
+@functools.cache
+def _notebooks() -> dict[str, str]:
+    """The files of the chapters by number; none where this is no checkout."""
+    try:
+        return {file.stem[:2]: f"{file.stem}.ipynb" for file in notebooks(masters())}
+    except ValueError:
+        return {}
 
 
 def _row(topic: str, results: Sequence[QuestionResult]) -> TopicScore:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from fsdp_sim.learn.drill.question import Choice, UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import TOPICS, templates
+from fsdp_sim.learn.find import names
 
 
 class Clock:
@@ -191,6 +194,17 @@ def test_the_committee_quotes_the_candidate_and_says_what_to_do() -> None:
     assert any("notebook 11" in line and "ddp_step_to_fsdp2" in line for line in parts["This week"])
     assert "&lt;" not in report.page()
     assert report.page().count("<h4>") == 4
+
+
+def test_what_to_read_this_week_is_a_link_to_a_notebook_and_exercises_that_are_there() -> None:
+    interview = spoken_turn("fsdp1_and_fsdp2")
+    interview.skip()
+    report = InterviewReport(tuple(interview.results))
+    (line,) = [line for line in report.committee["This week"] if line.startswith("Read ")]
+    (link,) = re.findall(r'href="([^"]+)"', report._repr_html_())
+    assert (Path(__file__).parents[3] / "notebooks" / link).is_file()
+    assert set(line.partition("the exercises ")[2].rstrip(".").split(", ")) <= names().keys()
+    assert "href" not in report.page(), "it may lie anywhere"
 
 
 def test_a_report_of_nothing_says_so() -> None:

@@ -245,7 +245,7 @@ class Design:
         }
         return ", ".join(
             [
-                f"{self.question.model} on {self.cluster.gpus} GPUs",
+                f"{getattr(self.question.model, 'name', self.question.model)} on {self.cluster.gpus} GPUs",
                 how.get(sharding, f"sharded over {sharding}"),
                 f"{self._choice('micro_batch')} x {self._choice('seq_len'):,} tokens per GPU",
                 f"{accumulated} micro-batch{'es' * (accumulated != 1)} a step",
