@@ -29,7 +29,7 @@ from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
 
 # %%
-MODEL = "llama3-8b"  # a name of the catalogue (fsdp-sim models), or the path of a config.json
+MODEL = "llama3-8b"  # a name of the catalogue, such as gpt2-124m, or the path of a config.json
 CLUSTER = "8 H100"  # or "64 H100, 400 Gb/s per GPU"; or the path of a cluster's TOML
 BUDGET = {"tokens": 1e9, "days": 1, "usd": 500, "usd_per_gpu_hour": 2.5, "memory_gib": 64}
 
