@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.against import print_against
+from fsdp_sim.cli.diagnose_page import write_page
+from fsdp_sim.cli.memory import memory_of, print_memory
 from fsdp_sim.cli.options import Command, json_option, option, print_json, schema_option
 from fsdp_sim.diagnose import (
     COLUMNS,
@@ -22,6 +24,7 @@ from fsdp_sim.diagnose import (
     Against,
     CollectiveCost,
     Diagnosis,
+    MemoryFound,
     StepObservation,
     cells,
     diagnosis_of,
@@ -35,26 +38,31 @@ from fsdp_sim.diagnose import (
     totals,
 )
 from fsdp_sim.diagnose import against as hold_against
-from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, read_requests, resolve
 from fsdp_sim.timeline import Timeline, read_timeline, trace_files, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES, read_bytes
 from fsdp_sim.words import human_ms, percent
 
 MOST_REQUEST_BYTES = 100_000
-MOST_ROWS = 40  # of the page's table
 
 EPILOG = "Exit status: 0; 2 if a file cannot be read, or has no such step or rank."
 
 
 class DiagnoseResult(Diagnosis, frozen=True, kw_only=True):
-    """A diagnosis, and what it was held against."""
+    """A diagnosis, what it was held against, and the memory of a snapshot beside it."""
 
     against: Against | None = None
+    memory: MemoryFound | None = None
 
     @classmethod
     def of(cls, found: Diagnosis) -> DiagnoseResult:
         return cls(**{name: getattr(found, name) for name in Diagnosis.__struct_fields__})
+
+
+class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot of memory says where no trace was given."""
+
+    memory: MemoryFound
 
 
 class DiagnoseRequest(msgspec.Struct):
@@ -65,14 +73,22 @@ class DiagnoseRequest(msgspec.Struct):
     step: int | None = None
     bandwidth_gbps: float | None = None
     against: str | None = None
+    memory: str | None = None
+    predict: str | None = None
 
 
 @click.command("diagnose", cls=Command, epilog=EPILOG)
-@click.argument("traces", nargs=-1, required=True, type=click.Path(), metavar="TRACES...")
+@click.argument("traces", nargs=-1, type=click.Path(), metavar="[TRACES...]")
 @option("--rank", type=int, help="Which rank to explain.  [default: the first there is]")
 @option("--step", type=int, help="Which step.  [default: the one of median length, the first left out]")
 @option("--bandwidth-gbps", type=float, help="Gbit/s that a link carries: tells small messages from a slow network.")
 @option("--against", metavar="PATH", help="Another run to hold it against: traces, a timeline, a request to simulate.")
+@option("--memory", metavar="FILE", help="What torch.cuda.memory._dump_snapshot wrote on the same rank.")
+@option(
+    "--predict",
+    metavar="WHAT",
+    help="With --memory: a request to simulate (a file, or key=value pairs), and where its memory differs.",
+)
 @option("--top", type=click.IntRange(min=0), default=8, show_default=True, help="How many collectives to list.")
 @option(
     "--max-gb",
@@ -91,6 +107,8 @@ def command(
     step: int | None,
     bandwidth_gbps: float | None,
     against: str | None,
+    memory: str | None,
+    predict: str | None,
     top: int,
     max_gb: float,
     as_json: bool,
@@ -101,7 +119,8 @@ def command(
 
     TRACES are what torch.profiler's export_chrome_trace wrote (.json, or .json.gz), or a timeline of fsdp_sim: of one
     rank, of several, or the folder that has them. With several, clocks are aligned by collectives, waiting for a late
-    rank is told from a slow network, and the straggler is named with what it costs.
+    rank is told from a slow network, and the straggler is named with what it costs. --memory says what stands at the
+    peak of memory, with or without a trace beside it.
 
     \b
     Examples:
@@ -111,7 +130,15 @@ def command(
       fsdp-sim diagnose trace.json --step 3 --html why.html --chrome perfetto.json.gz
       fsdp-sim diagnose after/ --against before/
       fsdp-sim diagnose step.jsonl --json
+      fsdp-sim diagnose trace.json --memory snapshot.pickle
+      fsdp-sim diagnose --memory snapshot.pickle --predict "model=llama3-8b gpu=H100 gpus=8 seq_len=8192"
     """
+    if predict and not memory:
+        raise ValueError("--predict says what memory is predicted for, and no --memory is given to hold against it")
+    if not traces:
+        needs = {"--rank": rank, "--step": step, "--html": html, "--chrome": chrome, "--against": against}
+        _memory_alone(memory, predict, max_gb, as_json, needs)
+        return
     for name, path in (("--html", html), ("--chrome", chrome)):
         if path and not Path(path).absolute().parent.is_dir():
             raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
@@ -120,9 +147,12 @@ def command(
     answer = DiagnoseResult.of(diagnosis_of(seen))
     if against:
         answer = with_other(answer, seen, _other(against, max_gb), rank, bandwidth_gbps)
+    if memory:
+        found_in = memory_of(memory, timeline, answer.rank, predict, max_gb)
+        answer = msgspec.structs.replace(answer, memory=found_in)
     found = answer
     if html:
-        _page(html, timeline, found)
+        write_page(html, timeline, found, found.memory)
     if chrome:
         write_chrome(timeline, chrome)
     if as_json:
@@ -131,9 +161,27 @@ def command(
     _print(found, top)
     if answer.against:
         print_against(answer.against, top)
+    if answer.memory:
+        print_memory(answer.memory, timeline.api)
     for what, path in (("page", html), ("trace", chrome)):
         if path:
             click.echo(f"Wrote the {what} to {path}.")
+
+
+def _memory_alone(
+    path: str | None, predict: str | None, max_gb: float, as_json: bool, of_traces: dict[str, str | int | None]
+) -> None:
+    """A snapshot without a trace."""
+    if path is None:
+        raise ValueError("Missing argument 'TRACES...': give a trace, or a snapshot of memory with --memory")
+    for name, value in of_traces.items():
+        if value is not None:
+            raise ValueError(f"{name} {value} takes a trace, and there is none beside --memory {path}")
+    found = memory_of(path, None, 0, predict, max_gb)
+    if as_json:
+        print_json("diagnose", MemoryResult(memory=found))
+    else:
+        print_memory(found, "")
 
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:
@@ -231,29 +279,3 @@ def _collectives(rows: Sequence[CollectiveCost], top: int) -> Table:
     for row in rows[:top]:
         table.add_row(*map(Text, cells(row)))
     return table
-
-
-def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
-    try:
-        from fsdp_sim import viz
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error.name or "", "--html")) from error
-    numbers = viz.Table(
-        "Where the time goes", ("", "time", "of the step"),
-        tuple((name, human_ms(seconds), percent(seconds, found.step_s)) for name, seconds in totals(found)),
-    )  # fmt: skip
-    exposed = [row for row in found.collectives if row.exposed_s > 0]
-    rows = viz.Table(
-        f"The most exposed of {len(found.collectives)} (operation, unit, phase)", COLUMNS,
-        tuple(map(cells, exposed[:MOST_ROWS])),
-    )  # fmt: skip
-    picture = viz.timeline(timeline, step=found.step, ranks=[found.rank])
-    sections = [viz.Section.of(picture, f"Step {found.step}, rank {found.rank}")]
-    for blame in main_blames(found):
-        tips = "\n\n".join(f"Try: {tip}" for tip in blame.advice)
-        text = f"{blame.sentence}\n\n{tips}" if tips else blame.sentence
-        sections.append(viz.Section(f"{blame.culprit}: {human_ms(blame.idle_s)}", text))
-    sections.append(viz.Section("Collectives", "\n\n".join(found.notes), tables=(rows,)))
-    viz.save_html(
-        path, sections, title="Why is my communication not overlapped?", intro=found.headline, tables=(numbers,)
-    )

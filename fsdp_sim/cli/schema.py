@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdp_sim.cli.diagnose import DiagnoseRequest, DiagnoseResult
+from fsdp_sim.cli.diagnose import DiagnoseRequest, DiagnoseResult, MemoryResult
 from fsdp_sim.cli.explain import ExplainRequest
 from fsdp_sim.cli.migrate import MigrateRequest
 from fsdp_sim.cli.options import VERSION
@@ -82,6 +82,10 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
 }
 
 
+ALSO: dict[str, tuple[Any, ...]] = {"diagnose": (MemoryResult,)}
+"""Of a command the other results that it may give, for what was asked otherwise."""
+
+
 def schema_of(command: str) -> dict[str, Any]:
     """The schema of an object with ``request`` and ``result`` of a command; each is also under ``$defs``.
 
@@ -89,12 +93,18 @@ def schema_of(command: str) -> dict[str, Any]:
     command that cannot do what is asked prints a ``Failure``.
     """
     request, result, lists = COMMANDS[command]
-    schemas, parts = msgspec.json.schema_components([request, result, Failure], ref_template="#/$defs/{name}")
-    properties = dict(zip(("request", "result", "failure"), schemas, strict=True))
-    own = parts[result.__name__]  # what `labelled` writes before its fields
+    results = [result, *ALSO.get(command, ())]
+    schemas, parts = msgspec.json.schema_components(
+        [request, result, Failure, *results[1:]], ref_template="#/$defs/{name}"
+    )
+    properties = dict(zip(("request", "result", "failure"), schemas[:3], strict=True))
+    if schemas[3:]:
+        properties["result"] = {"anyOf": [schemas[1], *schemas[3:]]}
     label = {"schema": {"const": f"fsdp-sim {command}"}, "version": {"const": VERSION}}
-    own["properties"] = label | own["properties"]
-    own["required"] = [*label, *own.get("required", [])]
+    for kind in results:
+        own = parts[kind.__name__]  # what `labelled` writes before its fields
+        own["properties"] = label | own["properties"]
+        own["required"] = [*label, *own.get("required", [])]
     if lists:
         properties["requests"] = {"type": "array", "items": properties["request"]}
         properties["results"] = {

@@ -10,6 +10,7 @@ from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis, Lateness, PathShare, RankTimes, Straggler
 from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
 from fsdp_sim.diagnose.look import StepObservation, look
+from fsdp_sim.diagnose.memory import MemoryFound, beside_prediction, memory_found
 from fsdp_sim.diagnose.ranks_in_words import RANK_COLUMNS, path_sentence, rank_cells, ranks_sentence, ranks_to_show
 from fsdp_sim.diagnose.shown import COLUMNS, cells, main_blames, shown, totals
 
@@ -28,6 +29,7 @@ __all__ = [
     "Key",
     "Lateness",
     "Links",
+    "MemoryFound",
     "OperationChange",
     "Part",
     "PathPiece",
@@ -37,6 +39,7 @@ __all__ = [
     "StepObservation",
     "Straggler",
     "against",
+    "beside_prediction",
     "cells",
     "chain",
     "critical_path",
@@ -46,6 +49,7 @@ __all__ = [
     "explain",
     "look",
     "main_blames",
+    "memory_found",
     "path_sentence",
     "rank_cells",
     "ranks_sentence",

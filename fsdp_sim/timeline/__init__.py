@@ -33,6 +33,7 @@ from fsdp_sim.timeline.meetings import meetings
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
+from fsdp_sim.timeline.snapshot import Snapshot, load_snapshot
 from fsdp_sim.timeline.timeline import Timeline, timeline_of
 from fsdp_sim.timeline.written import written
 
@@ -57,6 +58,7 @@ __all__ = [
     "Phase",
     "Recorder",
     "Side",
+    "Snapshot",
     "Timeline",
     "UnitDifference",
     "UnitShards",
@@ -75,6 +77,7 @@ __all__ = [
     "in_turn",
     "lane_of",
     "learners_line",
+    "load_snapshot",
     "median_step",
     "meetings",
     "read_bytes",

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from fsdp_sim.timeline.chrome import read_chrome, write_chrome
 from fsdp_sim.timeline.files import read_timeline
 from tests.cli.commands import call, examples
 from tests.timeline.kineto.gpu_trace import kineto_trace
+from tests.timeline.snapshot.snapshots import step
 from tests.timeline.strategies import op, timeline_of
 
 
@@ -125,6 +127,10 @@ def test_top_says_how_many_are_left_out(trace):
         (["{trace}", "--html", "no/such/folder/x.html"], "there is no folder"),
         (["{trace}", "--chrome", "no/such/folder/x.json"], "there is no folder"),
         ([], "Missing argument"),
+        (["{trace}", "--predict", "gpus=8"], "no --memory is given"),
+        (["--memory", "{trace}"], "is no snapshot of CUDA's memory"),
+        (["--memory", "{trace}", "--rank", "0"], "--rank 0 takes a trace"),
+        (["{trace}", "--memory", "no.pickle"], "no.pickle"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_exit_status_2(arguments, words, trace):
@@ -146,9 +152,27 @@ def test_the_examples_of_its_help_run(timeline, tmp_path, monkeypatch):
         made = type(timeline)(timeline.header, moved)
         made.to_jsonl(tmp_path / name) if name.endswith("l") else write_chrome(made, tmp_path / name)
 
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(step()))
     for example in examples("diagnose"):
         done = call(*example)
         assert done.exit_code == 0, (shlex.join(example), done.output)
+
+
+def test_a_snapshot_of_memory_alone_and_beside_a_trace(trace, tmp_path):
+    path, page = tmp_path / "snapshot.pickle", tmp_path / "why.html"
+    path.write_bytes(pickle.dumps(step()))
+    predict = ("--predict", "layers=4 d-model=512 heads=8 d_ffn=2048 vocab=8192 gpu=A100 gpus=8")
+    alone = call("diagnose", "--memory", str(path), *predict, "--json")
+    both = call("diagnose", trace, "--memory", str(path), "--json")
+    schema = json.loads(call("diagnose", "--schema").stdout)
+
+    for done in (alone, both):
+        jsonschema.Draft202012Validator(schema).validate({"result": json.loads(done.stdout)})
+    assert json.loads(alone.stdout)["memory"]["predicted"]["kinds"]
+    assert (
+        "reduce-scatter buffers  25.0 MiB" in call("diagnose", trace, "--memory", str(path), "--html", str(page)).output
+    )
+    assert "Largest, by the line that asked" in page.read_text()
 
 
 def test_ctrl_c_ends_it_without_a_traceback(timeline, tmp_path):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdp_sim.timeline.clocks import aligned
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.header import Header, HostWork
@@ -75,7 +77,10 @@ def read_kineto(
         origin_us = (origin_ns - (r.base_ns - base)) / 1e3
         events += r.events(origin_us)
         host_work += r.host_work(origin_us)
-    return aligned(Timeline(_header(reads, host_work), events))
+    header = _header(reads, host_work)
+    if base:  # else times count from no moment that is known
+        header = msgspec.structs.replace(header, began_unix_s=(base + origin_ns) * 1e-9)
+    return aligned(Timeline(header, events))
 
 
 def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | None]:

@@ -6,17 +6,16 @@
 
 Read in this order:
 
-    blocks      memory from its allocation to its release, and who asked for it
-    purpose     what a block is for
+    blocks      what is there before a step; blocks and their purposes: `fsdp_sim.timeline.snapshot`
     series      the bytes alive over time
     counted     of a CPU rank: every storage
     on_gpu      of a GPU: what torch's allocator recorded
     strips      predicted over measured, as a figure; apart, for ranks import what is above and draw nothing
 """
 
+from fsdp_sim.timeline.snapshot import FOR_COMPUTE
 from labs.measure.allocations.counted import counted
 from labs.measure.allocations.on_gpu import read_snapshot, recorded
-from labs.measure.allocations.purpose import FOR_COMPUTE
 from labs.measure.allocations.series import StepMemory, at_peak, timeline_of
 
 __all__ = [

@@ -28,7 +28,8 @@ from torch import nn
 from fsdp_sim.measure import storages
 from fsdp_sim.measure.live_bytes import CPUMeter
 from fsdp_sim.timeline import Header, Memory
-from labs.measure.allocations.blocks import AllocationMoment, Block, Frame, states_of
+from fsdp_sim.timeline.snapshot import AllocationMoment, Block, Frame
+from labs.measure.allocations.blocks import states_of
 from labs.measure.allocations.series import StepMemory, timeline_of
 from labs.measure.simulated import WHOLE_MODEL
 

@@ -29,7 +29,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.timeline import Header, Memory
-from labs.measure.allocations.blocks import AllocationMoment, Block, Frame, states_of
+from fsdp_sim.timeline.snapshot import Block, Snapshot
+from labs.measure.allocations.blocks import states_of
 from labs.measure.allocations.series import StepMemory, timeline_of
 from labs.measure.simulated import WHOLE_MODEL
 
@@ -67,10 +68,6 @@ def recorded(model: nn.Module, optimizer: torch.optim.Optimizer, *, api: str = "
 def read_snapshot(snapshot: Raw, *, device: int = 0, known: Mapping[int, Memory] | None = None) -> list[Block]:
     """The blocks of one device's snapshot, as `labs.measure.allocations.series.timeline_of` takes them.
 
-    Bytes are those asked for; the allocator rounds each block up to 512. A block is alive until its free is requested,
-    as ``torch.cuda.memory_allocated`` counts: that another stream may still use it, so that it cannot be given out
-    again, is not counted, and neither are segments.
-
     Args:
         snapshot: what ``torch.cuda.memory._snapshot()`` returned, recorded with ``context="all"``: what a block is for
             follows from where it was freed, too.
@@ -80,45 +77,13 @@ def read_snapshot(snapshot: Raw, *, device: int = 0, known: Mapping[int, Memory]
     Raises:
         ValueError: nothing was recorded on this device, or the allocs and frees of the recording came without calls.
     """
-    traces = snapshot["device_traces"]
-    trace = (
-        [one for one in traces[device] if one["action"] in ("alloc", "free_requested")] if device < len(traces) else []
-    )
-    if not trace:
+    taken = Snapshot.of(snapshot, device)
+    if not any(one.action in ("alloc", "free_requested") for one in taken.actions):
         raise ValueError(
             f"the snapshot has no allocs of device {device}; call "
             'torch.cuda.memory._record_memory_history("all", context="all") before the step'
         )
     for action in ("alloc", "free_requested"):
-        if not any(one.get("frames") for one in trace if one["action"] == action):
+        if not any(one.frames for one in taken.actions if one.action == action):
             raise ValueError(f'no {action!r} of the snapshot has calls; record it with context="all"')
-    known = known or {}
-    start = AllocationMoment(0, trace[0]["time_us"] * 1e-6)
-    alive: dict[int, tuple[int, AllocationMoment]] = {}
-    blocks: list[Block] = []
-    for number, entry in enumerate(trace, start=1):
-        moment, address = AllocationMoment(number, entry["time_us"] * 1e-6, _frames(entry)), entry["addr"]
-        if entry["action"] == "alloc":
-            alive[address] = (entry["size"], moment)
-        elif address in alive:
-            n_bytes, born = alive.pop(address)
-            blocks.append(Block(n_bytes, born, moment))
-        else:
-            blocks.append(Block(entry["size"], start, moment, known.get(address, Memory.NONE)))
-    for address, n_bytes in _allocated(snapshot, device):
-        if address not in alive:
-            blocks.append(Block(n_bytes, start, None, known.get(address, Memory.NONE)))
-    return blocks + [Block(n_bytes, born) for n_bytes, born in alive.values()]
-
-
-def _allocated(snapshot: Raw, device: int) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each block that a tensor uses at the end."""
-    for segment in snapshot["segments"]:
-        if segment.get("device", device) == device:
-            for block in segment["blocks"]:
-                if block["state"] == "active_allocated":
-                    yield block["address"], block["requested_size"]
-
-
-def _frames(entry: Raw) -> tuple[Frame, ...]:
-    return tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
+    return taken.blocks(known)

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
-from labs.measure.allocations.blocks import AllocationMoment, Block
-from labs.measure.allocations.purpose import phase_of, purposes
+from fsdp_sim.timeline.snapshot import AllocationMoment, Block, phase_of, purposes
 
 AS_OP = {Phase.FORWARD: Op.FWD, Phase.BACKWARD: Op.BWD, Phase.OPTIMIZER: Op.OPTIM}
 

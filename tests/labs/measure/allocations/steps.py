@@ -11,9 +11,9 @@ import torch.distributed as dist
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Event, Header, Memory, Timeline
+from fsdp_sim.timeline.snapshot import AllocationMoment, Block, Frame
 from labs.config import TrainConfig
 from labs.measure.allocations import StepMemory, counted, read_snapshot, timeline_of
-from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -131,7 +131,14 @@ def snapshot_of(blocks: list[Block]) -> tuple[dict[str, Any], dict[int, Memory]]
          "state": "active_allocated", "frames": []}
         for i, block in enumerate(blocks) if block.died is None and block.bytes
     ]  # fmt: skip
-    segment = {"address": 512, "device": 0, "stream": 0, "segment_type": "large", "blocks": alive}
+    segment = {
+        "address": 512,
+        "total_size": 512 * (len(address) + 1),
+        "device": 0,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": alive,
+    }
     return {"segments": [segment], "device_traces": [trace]}, known
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
+from fsdp_sim.timeline.snapshot import AllocationMoment, Block, Frame
 from labs.measure.allocations import at_peak, timeline_of
-from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
 
 HEADER = Header(producer="a test", clock="measured", world_size=4)
 FORWARD = (Frame("/lib/torch/nn/modules/module.py", 1776, "_call_impl"),)

@@ -16,8 +16,16 @@ import torch.nn.parallel.distributed as ddp
 from fsdp_sim.mini import accumulation, modules, param, precision, state
 from fsdp_sim.mini import collectives as mini_collectives
 from fsdp_sim.timeline import Memory, Phase
-from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
-from labs.measure.allocations.purpose import ALLOCATES, INPUT_FIRST, REDUCES, phase_of, purposes
+from fsdp_sim.timeline.snapshot import (
+    ALLOCATES,
+    INPUT_FIRST,
+    REDUCES,
+    AllocationMoment,
+    Block,
+    Frame,
+    phase_of,
+    purposes,
+)
 
 MODULE = Frame("/lib/torch/nn/modules/module.py", 1776, "_call_impl")
 USER = Frame("/home/train.py", 5, "forward")

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.timeline import Memory, Phase
-from labs.measure.allocations.blocks import Block, Frame
+from fsdp_sim.timeline.kinds import Memory, Phase
+from fsdp_sim.timeline.snapshot.blocks import Block, Frame
 
 FOR_COMPUTE = (Memory.ACTIVATION, Memory.CHECKPOINT, Memory.LOGITS, Memory.TEMPORARY, Memory.UNSHARDED_GRAD)
 """What the model and autograd allocate, see [Note: other names than the simulator's]."""
@@ -86,19 +86,19 @@ def phase_of(frames: Sequence[Frame]) -> Phase:
     return Phase.FORWARD if _any(frames, ("/torch/nn/modules/module.py",), {"_call_impl"}) else Phase.NONE
 
 
-def purposes(blocks: Sequence[Block]) -> list[Memory]:
-    """What each block of a recording is for, by the rules above."""
+def purposes(blocks: Sequence[Block], of: Sequence[Block] | None = None) -> list[Memory]:
+    """What each block of a recording is for, by the rules above; or each of some of them."""
     first: dict[str, int] = {}  # of each function of INPUT_FIRST the line that allocates first
-    for block in blocks:
-        if (frame := _allocator(block)) and frame.name in INPUT_FIRST:
+    for frames in {id(block.born.frames): block.born.frames for block in blocks}.values():
+        if (frame := _allocator(frames)) and frame.name in INPUT_FIRST:
             first[frame.name] = min(frame.line, first.get(frame.name, frame.line))
-    return [_purpose(block, first) for block in blocks]
+    return [_purpose(block, first) for block in (blocks if of is None else of)]
 
 
 def _purpose(block: Block, first: dict[str, int]) -> Memory:
     if block.known is not None:
         return block.known
-    if frame := _allocator(block):
+    if frame := _allocator(block.born.frames):
         return _of_parallel(block, frame, first)
     frames, died = block.born.frames, block.died
     phase, until = phase_of(frames), phase_of(died.frames) if died else None
@@ -128,9 +128,9 @@ def _of_parallel(block: Block, allocator: Frame, first: dict[str, int]) -> Memor
     return Memory.TEMPORARY if within and category in (Memory.AG_OUTPUT, Memory.UNSHARDED) else category
 
 
-def _allocator(block: Block) -> Frame | None:
-    """The innermost function of `ALLOCATES` that the block was allocated in."""
-    for frame in block.born.frames:
+def _allocator(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost function of `ALLOCATES` in which a block was allocated."""
+    for frame in frames:
         if frame.name in ALLOCATES and any(part in frame.filename for part in PARALLEL):
             return frame
     return None
