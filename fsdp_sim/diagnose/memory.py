@@ -325,8 +325,8 @@ def _beside_trace(totals: Totals, timeline: Timeline, rank: int) -> tuple[str, l
     ops = [e for e in timeline.ops if e.rank == rank]
     issued = sorted(ops, key=lambda e: e.issue_s)
     if not issued or not issued[0].issue_s <= peak_s <= max(e.end_s for e in ops):
-        first = issued[0].issue_s if issued else 0.0
-        side = f"{human_ms(first - peak_s)} before it begins" if peak_s < first else "after its end"
+        first_s = issued[0].issue_s if issued else 0.0
+        side = f"{human_ms(first_s - peak_s)} before it begins" if peak_s < first_s else "after its end"
         return f"The peak is outside of the trace: {side}.", steps
     last_issued = issued[bisect_right([e.issue_s for e in issued], peak_s) - 1]
     return (
