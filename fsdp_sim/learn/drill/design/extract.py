@@ -65,6 +65,10 @@ PLAN: dict[str, tuple[_Reader, ...]] = {
             lambda f: 1024 * int(f[1]),
         ),
         _Reader(r"([\d,]{3,})[- ]tokens?(?:[- ](?:context|sequences?|long)| per sequence)", _whole),
+        _Reader(
+            r"(?:micro[- ]?batch(?:es)?|rows?|samples?)(?: of| is| =|:)*\s*(?:\d+ )?(?:of|x)\s*([\d,]{3,})[- ]tokens?",
+            _whole,
+        ),
     ),
     "grad_accum": (
         _Reader(r"accumulat\w*(?: over| of| =|:| steps)*\s*(\d+)", _whole),

@@ -219,9 +219,8 @@ class Design:
         )
         if self.question.days:
             tokens = step.tokens_per_s_per_gpu * self.cluster.gpus * self.question.days * 86400
-            lines.append(
-                f"In {self.question.days:g} days that is {tokens / 1e9:,.0f} billion tokens, if nothing fails."
-            )
+            days = f"{self.question.days:g} day{'s' * (self.question.days != 1)}"
+            lines.append(f"In {days} that is {tokens / 1e9:,.0f} billion tokens, if nothing fails.")
         lines += map(str, self.judgements(step))
         unsaid = [NAMES[name] for name in ("states_bytes", "peak_bytes", "step_s", "mfu") if name not in self.said]
         if unsaid:
