@@ -26,7 +26,7 @@ class Claim:
         ranks: how many run the experiment.
         counts: the collective that the number counts (``all_gather``), if it does: then the account must show as many,
             so that an answer without an experiment is found.
-        beside: how many other collectives the same experiment issues: one that it is not would have to show them too.
+        beside: how many other collectives the experiment issues: an answer without it would have to show these too.
         causes: usual wrong numbers, and where each comes from.
     """
 

@@ -7,6 +7,7 @@ Source: the structure in torch 2.13's ``torch/cuda/memory.py`` (_snapshot), and 
 from __future__ import annotations
 
 import gzip
+import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,7 +145,7 @@ class _Reader:
         one = _dict(entry, "device_traces")
         name = one.get("action")
         if not isinstance(name, str):
-            raise ValueError(f"has an entry in device_traces without an action: {str(one)[:80]}")
+            raise ValueError(f"has an entry in device_traces without an action: {_short(one)}")
         return Action(
             name, _int(one, "addr", 0), _int(one, "size", 0), _int(one, "time_us", 0) * 1e-6, self._frames(one),
             _int(one, "device_free", 0),
@@ -174,27 +175,32 @@ def _frame(one: Any) -> Frame:
     frame = _dict(one, "frames")
     filename, name = frame.get("filename"), frame.get("name")
     if not isinstance(filename, str) or not isinstance(name, str):
-        raise ValueError(f"has a call without filename or name in frames: {str(frame)[:80]}")
+        raise ValueError(f"has a call without filename or name in frames: {_short(frame)}")
     return Frame(filename, _int(frame, "line", 0), name)
+
+
+def _short(found: Any) -> str:
+    """Of what a file holds; it may hold itself many times over, so that the whole would never end."""
+    return reprlib.repr(found)[:80]
 
 
 def _list(of: dict[str, Any], name: str, missing: Any = None) -> list[Any] | tuple[Any, ...]:
     found = of.get(name, missing)
     if not isinstance(found, (list, tuple)):
-        raise ValueError(f"is no snapshot of CUDA's memory: {name} is {str(found)[:40]!r}, not a list; {RECORD}")
+        raise ValueError(f"is no snapshot of CUDA's memory: {name} is {_short(found)}, not a list; {RECORD}")
     return found
 
 
 def _dict(one: Any, name: str) -> dict[str, Any]:
     if not isinstance(one, dict):
-        raise ValueError(f"is no snapshot of CUDA's memory: in {name} is {str(one)[:40]!r}, not a dictionary; {RECORD}")
+        raise ValueError(f"is no snapshot of CUDA's memory: in {name} is {_short(one)}, not a dictionary; {RECORD}")
     return one
 
 
 def _int(of: dict[str, Any], name: str, missing: int | None = None) -> int:
     found = of.get(name, missing)
     if type(found) is not int:
-        raise ValueError(f"is no snapshot of CUDA's memory: {name} is {str(found)[:40]!r}, not a whole number")
+        raise ValueError(f"is no snapshot of CUDA's memory: {name} is {_short(found)}, not a whole number")
     return found
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import subprocess
+from functools import reduce
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_what_it_would_have_called_is_named(tmp_path):
         pickle.dumps(step())[:-500],
         pickle.dumps([step()]),
         pickle.dumps({"segments": 5}),
+        pickle.dumps({"segments": reduce(lambda inner, _: (inner, inner), range(60), ())}),  # 2**60 in words
         pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": "x"}]]}),
         b'{"segments": {}}',
         b"[" * 100_000,
