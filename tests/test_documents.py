@@ -19,7 +19,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
-MOVED = ("simulator", "figures", "mini", "trainer", "labs", "gpu_day", "systems", "hosts")
+MOVED = ("simulator", "figures", "diagnose", "mini", "trainer", "labs", "gpu_day", "systems", "hosts")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in MOVED)]
 PAGES += [*sorted((ROOT / "notebooks" / "instructor").rglob("*.md"))]
 TRACES = ROOT / "tests" / "timeline" / "kineto" / "recorded"
@@ -98,6 +98,10 @@ NOT_RUN = {
     "sudo apt install": "changes the machine",
     "fsdp-sim drill": "asks questions: tests/cli/test_drill.py answers them",
     "fsdp-sim calibrate": "tests/cli/test_calibrate.py; with a file of its own a page's block runs it",
+    "fsdp-sim diagnose traces/": "tests/cli/test_diagnose.py",
+    "fsdp-sim diagnose after/": "tests/cli/test_diagnose.py",
+    "fsdp-sim diagnose trace.json --memory": "tests/cli/test_diagnose.py; a snapshot takes a GPU",
+    "fsdp-sim diagnose --memory": "tests/cli/test_diagnose.py; a snapshot takes a GPU",
     "fsdp-sim lint": "tests/lint/test_command.py",
     "fsdp-sim migrate": "tests/cli/test_migrate.py",
     "fsdp-sim puzzle": "serves a page until it is stopped: tests/cli/test_puzzle.py",

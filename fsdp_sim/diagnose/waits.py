@@ -96,7 +96,8 @@ def _before(peers: Peers, view: RankView, e: Event, gap: Interval, speeds: Speed
     if cause.why == "lane":
         return [Wait(*gap, Culprit.BETWEEN_KERNELS, e)]
     if cause.why == "CPU" or (on is None and e.issue_s >= gap[1]):
-        earlier = max((op for _, op in view.before(e) if gap[0] < op.end_s <= gap[1]), key=_end, default=None)
+        ended = [op for _, op in view.before(e) if gap[0] < op.end_s <= gap[1]] or _stood_by(view, gap)
+        earlier = max(ended, key=_end, default=None)
         if earlier is None or gap[1] - earlier.end_s <= view.launch_s:
             if earlier is None:
                 return [Wait(*gap, _issued_late(peers, view, e), e)]
@@ -107,6 +108,15 @@ def _before(peers: Peers, view: RankView, e: Event, gap: Interval, speeds: Speed
     if on is None:
         return [Wait(*gap, Culprit.UNKNOWN, e)]
     return [_for(peers, view, e, on, gap, speeds)]
+
+
+def _stood_by(view: RankView, gap: Interval) -> list[Event]:
+    """The collectives of which a CPU's thread awaited the end: it did nothing else until the last was over, and then
+    went on. That is `Work.wait`, which a recording does not tie to what comes after it."""
+    if view.simulated or not view.on_cpu:
+        return []
+    ended = [e for e in view.collectives_in(gap) if e.end_s <= gap[1]]
+    return ended if ended and gap[1] - max(map(_end, ended)) <= (gap[1] - gap[0]) / 10 else []
 
 
 def _in_line(view: RankView, e: Event, on: Event, gap: Interval) -> bool:

@@ -189,7 +189,7 @@ interview = mock(minutes=30)
 interview
 
 # %% [markdown]
-# ## 7. What comes back, and one page
+# ## 7. What comes back, and a sheet
 #
 # What you missed is asked again in minutes. What you knew comes back in days, then weeks: `fsdp-sim drill` begins with
 # what is due. The sheet has one rule for each question, and nothing else. `fsdp-sim drill sheet --html` makes a page to

@@ -9,6 +9,7 @@ from fsdp_sim.diagnose import Culprit, Diagnosis, diagnose
 from fsdp_sim.timeline import read_timeline
 from tests.timeline.kineto import plain_trace as plain
 
+RECORDED = Path("tests/timeline/kineto/recorded")
 WAYS = ({}, {"arguments": False}, {"amd": True})
 CASES = [  # a training, what keeps compute waiting most, and for how long in a step
     ("ddp, last bucket", lambda run: plain.ddp(run, bucket_us=300), Culprit.LAST_REDUCTIONS, 0.30e-3),
@@ -52,3 +53,10 @@ def test_steps_are_told_apart_by_the_optimizer(tmp_path: Path) -> None:
     assert len(read_timeline(path).steps) == 4
     assert found.api == ""  # so advice names no function of FSDP
     assert "fully_shard" not in found.culprits[0].advice[0]
+
+
+def test_on_cores_a_thread_that_stands_by_a_collective_waits_for_it_and_is_not_busy() -> None:
+    """As torch's DDP on gloo at the end of backward."""
+    found = diagnose(read_timeline(RECORDED / "ddp.rank0.json.gz"))
+    assert found.culprits[0].culprit is Culprit.REDUCTION
+    assert found.culprits[0].idle_s > found.exposed_s

@@ -45,6 +45,7 @@ PAPERS = {
     "one_gpu": "docs/one_gpu.md",
     "gpu_day": "docs/gpu_day.md",
     "configurations": "docs/configurations.md",
+    "diagnose": "docs/diagnose.md",
     "lint": "docs/lint.md",
     "migrate": "docs/migrate.md",
     "changelog": "CHANGELOG.md",
