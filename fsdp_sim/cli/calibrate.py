@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.options import Command, option, print_json, request_options
+from fsdp_sim.cli.options import Command, option, print_json, request_options, schema_option
 from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
 from fsdp_sim.measure.from_trace import StackNumbers, calibrate_from
 from fsdp_sim.measure.train_probe import ProbeShape
@@ -32,6 +32,7 @@ from fsdp_sim.words import human_latency, human_ms
 )
 @click.option("--quick", is_flag=True, help="Fewer sizes, each measured for less time.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that was measured as JSON instead of tables.")
+@schema_option("calibrate")
 @option(
     "--trace",
     "traces",

@@ -10,14 +10,13 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import click
 import msgspec
 
 import fsdp_sim
 from fsdp_sim.cli.course_files import course_files
-from fsdp_sim.cli.options import Command
+from fsdp_sim.cli.options import Command, print_json, schema_option
 
 FIRST = "00_start_here.ipynb"
 WRITTEN = ".fsdp_sim_course.json"
@@ -122,6 +121,7 @@ def sentences(folder: Path, changes: Changes, version: str) -> list[str]:
 @click.command(cls=Command, epilog="Exit status: 0; 2 for what was asked wrongly, and where nothing can be written.")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@schema_option("course")
 def course(folder: Path, as_json: bool) -> None:
     """Write the notebooks and labs of this version into FOLDER.
 
@@ -136,9 +136,8 @@ def course(folder: Path, as_json: bool) -> None:
     if folder.resolve() in {path.resolve().parent for path in files.values()} | {Path(fsdp_sim.__file__).parents[1]}:
         raise ValueError(f"{folder} is where the course is kept: name a folder of your own, as in fsdp-sim course here")
     changes = write_course(folder, files, fsdp_sim.__version__)
-    found: dict[str, Any] = {"folder": str(folder), "version": fsdp_sim.__version__} | vars(changes)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        print_json("course", {"folder": str(folder), "course_version": fsdp_sim.__version__} | vars(changes))
         return
     click.echo("\n".join(sentences(folder, changes, fsdp_sim.__version__)))
     click.echo(f"Open it with fsdp-sim lab {folder}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.cli.options import Command, print_json
+from fsdp_sim.cli.options import Command, print_json, schema_option
 from fsdp_sim.learn.coverage import KINDS, Lesson, Topic, lessons, masters, rows
 from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
@@ -19,6 +19,7 @@ from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 @click.option("--missing", is_flag=True, help="Only rows that no notebook teaches.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only these rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@schema_option("coverage")
 def coverage(missing: bool, kind: str | None, as_json: bool) -> None:
     """List what the course is to teach, row by row, and the notebook, section and exercise that teaches it.
 

@@ -29,7 +29,7 @@ from fsdp_sim.cli.doctor_system import (
     shared_memory,
     temporary_folder,
 )
-from fsdp_sim.cli.options import print_json
+from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.packages import OLDEST_TORCH, in_checkout, is_untried, release, remedy, requirement
 
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
@@ -125,6 +125,7 @@ def examine(check: Callable[[], DoctorFinding]) -> DoctorFinding:
 
 @click.command(epilog="Exit status: 0 if nothing is broken, 1 if something is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@schema_option("doctor")
 def doctor(as_json: bool) -> None:
     """Say what works on this machine, and what to do about the rest.
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.cli.options import print_json
+from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.design import Design, designs
 from fsdp_sim.learn.drill.design_answer import DesignAnswer
@@ -108,6 +108,7 @@ def design(name: str, page: str | None) -> None:
 
 @drill.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@schema_option("drill list")
 def list_(as_json: bool) -> None:
     """List the questions and count them by topic."""
     found, aloud = list(templates().values()), list(spoken().values())

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fsdp_sim.cli.options import print_json
+from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import CHAPTERS, load_all
 
@@ -21,6 +21,7 @@ from fsdp_sim.learn.find import CHAPTERS, load_all
 @click.command(epilog="Exit status: 0; 2 for what was asked wrongly.")
 @click.option("--chapter", type=click.Choice(CHAPTERS), help="Only this chapter.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@schema_option("exercises")
 def exercises(chapter: str | None, as_json: bool) -> None:
     """List the exercises of the course, and count them with their mutants by chapter and kind.
 

@@ -10,7 +10,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.cli.options import print_json
+from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.ranks import RanksError
 from labs.experiments.ladder import Ladder, climb
 from labs.experiments.ladder import table as text
@@ -47,6 +47,7 @@ def _broken(value: str | None) -> dict[str, str]:
     "--break", "broken", metavar="FAULT[@RUNG]", help=f"Seed a mistake into mini-fsdp, or RUNG: {', '.join(FAULTS)}."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@schema_option("ladder")
 def ladder(
     ranks: int, steps: int, rungs: str | None, model: str, batch: int, seq_len: int, seed: int, data: str | None,
     tolerance: float, broken: str | None, as_json: bool,

@@ -9,7 +9,19 @@ from typing import Any
 
 import click
 
-from fsdp_sim.cli.options import CLUSTER, MODEL, NO, WRONG, Command, Text, json_option, option, request_options
+from fsdp_sim.cli.options import (
+    CLUSTER,
+    MODEL,
+    NO,
+    WRONG,
+    Command,
+    Text,
+    json_option,
+    option,
+    print_json,
+    request_options,
+    schema_option,
+)
 from fsdp_sim.lint import Costs, FileReport, chosen, lint, plain, rules, sarif
 from fsdp_sim.words import harmless
 
@@ -38,6 +50,7 @@ def _rules_option(name: str, text: str) -> Callable[[Any], Any]:
 )  # fmt: skip
 @request_options(MODEL, CLUSTER)
 @json_option
+@schema_option("lint")
 def command(
     texts: dict[str, str], targets: tuple[str, ...], rule: tuple[str, ...], ignore: tuple[str, ...], as_list: bool,
     explain: str | None, format_: str, as_json: bool,
@@ -83,7 +96,7 @@ def command(
 
 def _print(reports: list[FileReport], failed: list[str], format_: str) -> None:
     if format_ == "json":
-        click.echo(json.dumps(plain(reports) | {"failed": failed}, indent=2, ensure_ascii=False))
+        print_json("lint", plain(reports) | {"failed": failed})
     elif format_ == "sarif":
         from importlib.metadata import version
 

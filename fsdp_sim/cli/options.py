@@ -273,7 +273,7 @@ def schema_option(name: str) -> Callable[[Function], Function]:
 
     def show(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
-            click.echo(files("fsdp_sim").joinpath("schemas", f"{name}.json").read_text(), nl=False)
+            click.echo(files("fsdp_sim").joinpath("schemas", f"{name.replace(' ', '_')}.json").read_text(), nl=False)
             ctx.exit()
 
     return option(

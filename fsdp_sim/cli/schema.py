@@ -17,6 +17,17 @@ from fsdp_sim.cli.explain import ExplainRequest
 from fsdp_sim.cli.migrate import MigrateRequest
 from fsdp_sim.cli.options import VERSION
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
+from fsdp_sim.cli.results import (
+    CalibrateResult,
+    CalibrateTraceResult,
+    CourseResult,
+    CoverageResult,
+    DoctorResult,
+    DrillListResult,
+    ExercisesResult,
+    LadderResult,
+    LintResult,
+)
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.cli.tune import TuneRequest
 from fsdp_sim.migrate import Migration
@@ -68,7 +79,7 @@ class ValidateResult(msgspec.Struct):
     by_source: dict[str, TimeAndMemory]
 
 
-# Of each command the request and the result of one, and whether it takes and gives lists of them.
+# Of each command the request (None: its options are all) and the result of one, and whether it takes and gives lists.
 COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "simulate": (Request, Result, True),
     "program": (ProgramRequest, ProgramResult, False),
@@ -79,10 +90,18 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "migrate": (MigrateRequest, Migration, False),
     "diagnose": (DiagnoseRequest, DiagnoseResult, False),
     "validate": (ValidateRequest, ValidateResult, False),
+    "calibrate": (None, CalibrateResult, False),
+    "ladder": (None, LadderResult, False),
+    "lint": (None, LintResult, False),
+    "course": (None, CourseResult, False),
+    "doctor": (None, DoctorResult, False),
+    "coverage": (None, CoverageResult, False),
+    "exercises": (None, ExercisesResult, False),
+    "drill list": (None, DrillListResult, False),
 }
 
 
-ALSO: dict[str, tuple[Any, ...]] = {"diagnose": (MemoryResult,)}
+ALSO: dict[str, tuple[Any, ...]] = {"diagnose": (MemoryResult,), "calibrate": (CalibrateTraceResult,)}
 """Of a command the other results that it may give, for what was asked otherwise."""
 
 
@@ -93,18 +112,17 @@ def schema_of(command: str) -> dict[str, Any]:
     command that cannot do what is asked prints a ``Failure``.
     """
     request, result, lists = COMMANDS[command]
-    results = [result, *ALSO.get(command, ())]
-    schemas, parts = msgspec.json.schema_components(
-        [request, result, Failure, *results[1:]], ref_template="#/$defs/{name}"
-    )
-    properties = dict(zip(("request", "result", "failure"), schemas[:3], strict=True))
-    if schemas[3:]:
-        properties["result"] = {"anyOf": [schemas[1], *schemas[3:]]}
+    asked, others = [request] if request else [], ALSO.get(command, ())
+    schemas, parts = msgspec.json.schema_components([*asked, result, Failure, *others], ref_template="#/$defs/{name}")
+    names = ["request"] * len(asked) + ["result", "failure"]
+    properties = dict(zip(names, schemas, strict=False))
+    if others:
+        properties["result"] = {"anyOf": [properties["result"], *schemas[len(names) :]]}
     label = {"schema": {"const": f"fsdp-sim {command}"}, "version": {"const": VERSION}}
-    for kind in results:
-        own = parts[kind.__name__]  # what `labelled` writes before its fields
-        own["properties"] = label | own["properties"]
-        own["required"] = [*label, *own.get("required", [])]
+    for kind in (result, *others):
+        written = parts[kind.__name__]  # what `labelled` writes before its fields
+        written["properties"] = label | written["properties"]
+        written["required"] = [*label, *written.get("required", [])]
     if lists:
         properties["requests"] = {"type": "array", "items": properties["request"]}
         properties["results"] = {
@@ -120,6 +138,11 @@ def schema_of(command: str) -> dict[str, Any]:
     }
 
 
+def file_of(command: str) -> Path:
+    """Where the schema of a command is kept."""
+    return Path(str(files("fsdp_sim"))) / "schemas" / f"{command.replace(' ', '_')}.json"
+
+
 def text_of(command: str) -> str:
     """The schema as the file has it."""
     return json.dumps(schema_of(command), indent=2) + "\n"
@@ -128,7 +151,7 @@ def text_of(command: str) -> str:
 def write() -> None:
     """Write every file."""
     for command in COMMANDS:
-        Path(str(files("fsdp_sim"))).joinpath("schemas", f"{command}.json").write_text(text_of(command))
+        file_of(command).write_text(text_of(command))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from fsdp_sim.cli import course_files as course_files_module
 from fsdp_sim.cli.course import FIRST, WRITTEN, write_course
 from fsdp_sim.cli.course_files import course_files
+from fsdp_sim.cli.schema import schema_of
 from tests.cli.commands import call
 
 
@@ -128,6 +130,7 @@ def test_the_folder_has_the_notebooks_the_solutions_the_labs_and_the_launch_file
     done = call("course", str(here), "--json")
 
     assert done.exit_code == 0, done.output
+    jsonschema.validate({"result": json.loads(done.stdout)}, schema_of("course"))
     assert set(json.loads(done.stdout)["written"]) == texts(here).keys() == course_files().keys()
     assert {FIRST, f"solutions/{FIRST}", "glossary.md", "labs/cluster/launch/train.sbatch"} <= texts(here).keys()
 

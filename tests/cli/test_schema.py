@@ -4,12 +4,15 @@ import dataclasses
 import json
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
 import fsdp_sim
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.cli import schema
+from fsdp_sim.cli.main import COMMANDS as MAIN
+from fsdp_sim.cli.main import main
 from fsdp_sim.validate.published import MEASURED
 from tests.cli.commands import EIGHT_B, SMALL, call
 
@@ -23,19 +26,34 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
 }
 
 
+ELSEWHERE = {"teach grade"}  # a list for nbgrader's cells
+OF_OPTIONS = ["coverage", "exercises --chapter unit", "drill list", "doctor", "ladder --rungs mini-ddp --steps 1"]
+
+
 def validator(command: str) -> jsonschema.Draft202012Validator:
-    loaded = json.loads((FOLDER / f"{command}.json").read_text())
+    loaded = json.loads(schema.file_of(command).read_text())
     jsonschema.Draft202012Validator.check_schema(loaded)
     return jsonschema.Draft202012Validator(loaded)
 
 
 def test_there_is_a_file_for_each_command_and_no_other():
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(schema.COMMANDS)
+    assert set(FOLDER.glob("*.json")) == set(map(schema.file_of, schema.COMMANDS))
+
+
+def test_every_command_that_prints_json_has_one():
+    def of(command, *path):
+        for name, one in getattr(command, "commands", {}).items():
+            yield from of(command.get_command(click.Context(command), name) or one, *path, name)
+        if any("--json" in option.opts for option in command.params):
+            yield " ".join(path)
+
+    found = {one for name in MAIN for one in of(main.get_command(click.Context(main), name), name)}
+    assert found - ELSEWHERE == set(schema.COMMANDS)
 
 
 @pytest.mark.parametrize("command", schema.COMMANDS)
 def test_files_are_what_the_structs_give(command):
-    assert (FOLDER / f"{command}.json").read_text() == schema.text_of(command), "python -m fsdp_sim.cli.schema"
+    assert schema.file_of(command).read_text() == schema.text_of(command), "python -m fsdp_sim.cli.schema"
 
 
 @pytest.mark.parametrize("command", CALLS)
@@ -65,6 +83,18 @@ def test_real_results_satisfy_it_and_with_a_piece_missing_they_do_not(command, a
 
 def _name(command: str) -> str:
     return schema.COMMANDS[command][1].__name__
+
+
+@pytest.mark.parametrize("words", OF_OPTIONS)
+def test_results_of_what_has_options_alone_satisfy_it(words):
+    command = next(name for name in schema.COMMANDS if words.startswith(name))
+    result = json.loads(call(*words.split(), "--json").stdout)
+    check = validator(command)
+
+    check.validate({"result": result})
+    assert json.loads(call(*command.split(), "--schema").stdout) == check.schema
+    for key in result:
+        assert not check.is_valid({"result": {k: v for k, v in result.items() if k != key}})
 
 
 @pytest.mark.parametrize("command", CALLS)

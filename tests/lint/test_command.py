@@ -2,8 +2,10 @@
 
 import json
 
+import jsonschema
 import pytest
 
+from fsdp_sim.cli.schema import schema_of
 from tests.cli.commands import call
 
 TRAP = """import torch
@@ -60,7 +62,9 @@ def test_a_comment_ignores_a_finding_of_its_line_and_an_option_one_everywhere(sc
 
 
 def test_json_and_sarif_say_the_same(script):
-    [file] = json.loads(call("lint", str(script), "--json").output)["files"]
+    result = json.loads(call("lint", str(script), "--json").output)
+    jsonschema.validate({"result": result}, schema_of("lint"))
+    [file] = result["files"]
     log = json.loads(call("lint", str(script), "--format", "sarif").output)
 
     [finding], [result] = file["findings"], log["runs"][0]["results"]
