@@ -25,7 +25,6 @@
 from fsdp_sim import Plan, viz
 from fsdp_sim.measure.calibrate import calibrate
 from labs.experiments import capstone
-from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
 
 # %%
@@ -185,8 +184,4 @@ print(f"{page.name} lies beside your progress; board() says where that is.")
 #
 # Make `CLUSTER` your own: `fsdp-sim calibrate --device cuda -o here.toml` measures it, and `CLUSTER = "here.toml"`
 # reads it. Then train with the plan: `torchrun ... -m labs.train`, each key as `--key=value`. With an hour on a GPU,
-# `make gpu-day` writes what others can read. The cell below runs lab 10's search on one GPU of this machine, if torch
-# finds one.
-
-# %% tags=["nbval-ignore-output"]
-result_of("tune")
+# `make gpu-day` writes what others can read.

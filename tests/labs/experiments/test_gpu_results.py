@@ -127,8 +127,9 @@ def test_a_lab_is_a_module_whose_run_returns_a_result(package):
 
 
 def test_all_ten_labs_are_found():
-    """By the names of their notebooks."""
-    notebooks = sorted(path.stem for path in (ROOT / "notebooks" / "masters").glob("lab_*.py"))
+    """By the names of their notebooks. The eleventh runs what the learner chose, which nobody can have recorded."""
+    masters = (ROOT / "notebooks" / "masters").glob("lab_*.py")
+    notebooks = sorted(path.stem for path in masters if path.stem != "lab_11_capstone")
     assert sorted(names()) == sorted(stem.split("_", 2)[2] for stem in notebooks)
     assert len(notebooks) == 10
 
