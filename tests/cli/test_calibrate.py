@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 
+import jsonschema
 import psutil
 import pytest
 from click.testing import CliRunner
 
 from fsdp_sim.cli.main import main
+from fsdp_sim.cli.schema import schema_of
 from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.spec import Cluster
 
@@ -35,6 +37,7 @@ def test_the_file_makes_the_cluster_that_was_measured(measured):
     found, path = measured
     cluster = Cluster.from_file(path)
 
+    jsonschema.validate({"result": found}, schema_of("calibrate"))
     assert (cluster.kind, cluster.gpus) == ("cpu", 2)
     assert found["hardware"] == cluster.gpu.name
     assert cluster.gpu.supports_bf16

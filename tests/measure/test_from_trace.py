@@ -5,11 +5,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from fsdp_sim.cli.calibrate import command
+from fsdp_sim.cli.schema import schema_of
 from fsdp_sim.cost import Costs, fitted, kernel_s, numbers_of_file
 from fsdp_sim.measure.from_trace import calibrate_from
 from fsdp_sim.requests import request_of_texts, resolve
@@ -157,6 +159,9 @@ def test_the_command_writes_the_file_and_says_what_it_found(tmp_path):
     assert "matmul_fraction_hopper" in done.output
     assert "(+0.0%)" in done.output or "(-0.0%)" in done.output
     assert numbers_of_file(path)["step_s"] == pytest.approx(TRUTH["step_s"])
+    asked = ["--trace", str(trace), *run, *dtypes, "--json", "-o", str(tmp_path / "json.toml")]
+    result = json.loads(CliRunner().invoke(command, asked).stdout)
+    jsonschema.validate({"result": result}, schema_of("calibrate"))
     without = CliRunner().invoke(command, [*run, "-o", str(tmp_path / "other.toml")])
     assert (without.exit_code, "give --trace too" in without.output) == (2, True)
 
