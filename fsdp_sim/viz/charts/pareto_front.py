@@ -24,7 +24,9 @@ GIB = 2**30
 LABEL_LINES = 5
 
 
-def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = None) -> Picture:
+def pareto(
+    rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = None, limit: str = "the device has"
+) -> Picture:
     """GPU time per token against peak memory, a mark for each plan; below and to the left is better.
 
     The plans that run and that no other of the same model beats in both are the front, drawn as a line. Its knee is
@@ -34,6 +36,7 @@ def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = N
     Args:
         rows: a sweep, which is run if it has not been, or its rows (texts, as `fsdp_sim.explore.read_rows` gives them).
         varied: the columns that say what differs between rows; by default those with more than one value.
+        limit: what stands at the dashed line, before its bytes.
 
     Raises:
         ValueError: these are not the rows of a sweep.
@@ -50,7 +53,9 @@ def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = N
         varied = [n for n in plans[0] if n not in RESULTS and len({row.get(n) for row in plans}) > 1]
     varied = [name for name in varied if name not in MODEL_NAMES]  # which each front says already
     fronts = _fronts(plans)
-    return Picture(_figure(plans, fronts, varied), _finding(plans, fronts, varied), (_table(plans, fronts, varied),))
+    return Picture(
+        _figure(plans, fronts, varied, limit), _finding(plans, fronts, varied), (_table(plans, fronts, varied),)
+    )
 
 
 def _nothing(rows: Sequence[SweepRow]) -> Picture:
@@ -110,7 +115,7 @@ def _knee(rows: Sequence[SweepRow], front: Sequence[int]) -> int | None:
     return best if depth(best) > 0.05 else None
 
 
-def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> go.Figure:
+def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str], limit: str) -> go.Figure:
     figure = go.Figure()
     known = [row for row in rows if row["step_time_s"]]
     for number, (model, front) in enumerate(fronts.items()):
@@ -146,20 +151,20 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
     spread = max(times) / min(times)
     x = chart.log_axis(min(times) / spread ** (0.3 if alone else 0.05), max(times) * spread**0.04)
     y = _memory_axis(low * (low / high) ** (0.22 if alone else 0.05), high)
-    for limit in limits:
+    for most in limits:
         line = {"color": theme.REDUCE_SCATTER.color, "width": 2, "dash": "dash"}
         figure.add_shape(
-            type="line", xref="paper", x0=0, x1=1, yref="y", y0=limit, y1=limit, line=line, name="limit", layer="below"
+            type="line", xref="paper", x0=0, x1=1, yref="y", y0=most, y1=most, line=line, name="limit", layer="below"
         )
         place = {
             "x": 1,
             "xref": "paper",
             "xanchor": "right",
-            "y": log10(limit),
+            "y": log10(most),
             "yanchor": "bottom",
             "font": {"size": 12},
         }
-        figure.add_annotation(place, text=f"the device has {human_bytes(limit)}", showarrow=False)
+        figure.add_annotation(place, text=f"{limit} {human_bytes(most)}", showarrow=False)
     if alone:
         (front,) = fronts.values()
         _label_front(figure, rows, front, varied)

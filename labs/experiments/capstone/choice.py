@@ -123,7 +123,7 @@ def front(choice: Choice, found: Tuned) -> Picture:
         )
 
     plans = {"your start": found.start} | {changes(found.start.plan, one.plan): one for one in found.front}
-    return pareto([row(name, one) for name, one in plans.items()], varied=["plan"])
+    return pareto([row(name, one) for name, one in plans.items()], varied=["plan"], limit="at most")
 
 
 def changes(before: Plan, after: Plan) -> str:
