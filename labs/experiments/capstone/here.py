@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fsdp_sim import Model, Plan
 from fsdp_sim.ranks import run as on_ranks
+from fsdp_sim.schedule import Instruction
 from fsdp_sim.spec import Cluster
-from fsdp_sim.timeline import Op, ring_share
+from fsdp_sim.timeline import Event, Op, ring_share
 from labs.config import TrainConfig
 from labs.experiments.calibrated_times import calibrated_rows
 from labs.experiments.memory import PEAK, MemoryCase, count
 from labs.experiments.on_rank import on_rank
 from labs.experiments.result import LabResult, ResultRow, this_machine
 
+SENT = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
 WIRE = "bytes sent per rank"
 MIB = 2**20
 SAME = ("reshard_after_forward", "forward_prefetch", "activation_checkpointing")
@@ -49,21 +53,21 @@ def run_here(model: Model, plan: Plan, cluster: Cluster) -> LabResult:
     ranks = cluster.gpus
     config, notes = scaled(model, plan, ranks)
     case = MemoryCase(config, ranks)
-    wire = sum(i.bytes * ring_share(i.op, ranks) for i in case.simulation.program.ops if i.op in SENT)
+    wire = _sent_bytes(case.simulation.program.ops, ranks)
     rows = calibrated_rows({"your plan": config}, ranks, cluster)
     rows.append(ResultRow("your plan", PEAK, case.peak_bytes / MIB, count({"": case})[""] / MIB, "MiB"))
     rows.append(ResultRow("your plan", WIRE, wire / MIB, sent_bytes(config, ranks) / MIB, "MiB"))
     return LabResult("capstone", "measured", tuple(rows), this_machine("cpu", ranks), notes=notes)
 
 
-SENT = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
-
-
 def sent_bytes(config: TrainConfig, ranks: int) -> float:
     """What a rank sends in a step for parameters and gradients, recorded from the process group of torch's FSDP2."""
     results = on_ranks(_steps, ranks, config, show_output=False, timeout_s=120.0, title="counting what is sent")
-    events = [event for event in results.timeline.ops if event.rank == 0 and event.op in SENT]
-    return sum(event.bytes * ring_share(event.op, ranks) for event in events) / STEPS
+    return _sent_bytes((event for event in results.timeline.ops if event.rank == 0), ranks) / STEPS
+
+
+def _sent_bytes(ops: Iterable[Instruction | Event], ranks: int) -> float:
+    return sum(one.bytes * ring_share(one.op, ranks) for one in ops if one.op in SENT)
 
 
 def _steps(config: TrainConfig) -> None:
