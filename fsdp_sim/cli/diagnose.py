@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.against import print_against
-from fsdp_sim.cli.diagnose_page import write_page
+from fsdp_sim.cli.diagnose_page import write_memory_page, write_page
 from fsdp_sim.cli.memory import memory_of, print_memory
 from fsdp_sim.cli.options import Command, json_option, option, print_json, schema_option
 from fsdp_sim.diagnose import (
@@ -98,7 +98,9 @@ class DiagnoseRequest(msgspec.Struct):
     help="How much is read of a trace, unpacked, in GB; memory may take twice that.",
 )
 @json_option
-@option("--html", metavar="FILE", help="Write the step and its diagnosis as a page that opens without a network.")
+@option(
+    "--html", metavar="FILE", help="Write what is found, with its pictures, as a page that opens without a network."
+)
 @option("--chrome", metavar="FILE", help="Write the timeline for https://ui.perfetto.dev (.gz compresses).")
 @schema_option("diagnose")
 def command(
@@ -135,13 +137,13 @@ def command(
     """
     if predict and not memory:
         raise ValueError("--predict says what memory is predicted for, and no --memory is given to hold against it")
-    if not traces:
-        needs = {"--rank": rank, "--step": step, "--html": html, "--chrome": chrome, "--against": against}
-        _memory_alone(memory, predict, max_gb, as_json, needs)
-        return
     for name, path in (("--html", html), ("--chrome", chrome)):
         if path and not Path(path).absolute().parent.is_dir():
             raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
+    if not traces:
+        needs = {"--rank": rank, "--step": step, "--chrome": chrome, "--against": against}
+        _memory_alone(memory, predict, max_gb, as_json, html, needs)
+        return
     timeline = _read(traces, max_gb)
     seen = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps)
     answer = DiagnoseResult.of(diagnosis_of(seen))
@@ -169,7 +171,12 @@ def command(
 
 
 def _memory_alone(
-    path: str | None, predict: str | None, max_gb: float, as_json: bool, of_traces: dict[str, str | int | None]
+    path: str | None,
+    predict: str | None,
+    max_gb: float,
+    as_json: bool,
+    html: str | None,
+    of_traces: dict[str, str | int | None],
 ) -> None:
     """A snapshot without a trace."""
     if path is None:
@@ -178,10 +185,14 @@ def _memory_alone(
         if value is not None:
             raise ValueError(f"{name} {value} takes a trace, and there is none beside --memory {path}")
     found = memory_of(path, None, 0, predict, max_gb)
+    if html:
+        write_memory_page(html, found)
     if as_json:
         print_json("diagnose", MemoryResult(memory=found))
-    else:
-        print_memory(found, "")
+        return
+    print_memory(found, "")
+    if html:
+        click.echo(f"Wrote the page to {html}.")
 
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:

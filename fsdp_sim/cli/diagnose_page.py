@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import repeat
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fsdp_sim.cli.memory import tables
 from fsdp_sim.diagnose import (
@@ -23,6 +25,9 @@ from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.words import human_ms, percent
 
+if TYPE_CHECKING:
+    from fsdp_sim.viz import Section
+
 MOST_ROWS = 40  # of a table
 
 
@@ -32,10 +37,7 @@ def write_page(path: str, timeline: Timeline, found: Diagnosis, memory: MemoryFo
     Raises:
         ValueError: a package that draws is missing.
     """
-    try:
-        from fsdp_sim import viz
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error.name or "", "--html")) from error
+    viz = _drawn()
     numbers = viz.Table(
         "Where the time goes", ("", "time", "of the step"),
         tuple((name, human_ms(seconds), percent(seconds, found.step_s)) for name, seconds in totals(found)),
@@ -57,12 +59,39 @@ def write_page(path: str, timeline: Timeline, found: Diagnosis, memory: MemoryFo
         rows = viz.Table("Ranks in the step", RANK_COLUMNS, tuple(map(_rank, ranks_to_show(found), repeat(found))))
         sections.insert(1, viz.Section("Ranks", "\n\n".join(filter(None, said)), tables=(rows,)))
     if memory:
-        said = [*memory.sentences, *(memory.predicted.sentences if memory.predicted else ()), *memory.notes]
-        shown = tuple(viz.Table(title, columns, tuple(rows)) for title, columns, rows in tables(memory, timeline.api))
-        sections.append(viz.Section("Memory", "\n\n".join(said), tables=shown))
+        sections += _memory(memory, timeline.api)
     viz.save_html(
         path, sections, title="Why is my communication not overlapped?", intro=found.headline, tables=(numbers,)
     )
+
+
+def write_memory_page(path: str, found: MemoryFound) -> None:
+    """Write the page of a snapshot of memory without a trace.
+
+    Raises:
+        ValueError: a package that draws is missing.
+    """
+    _drawn().save_html(path, _memory(found, ""), title="What stands in my GPU's memory?")
+
+
+def _drawn() -> ModuleType:
+    """`fsdp_sim.viz`, which needs packages that the base install lacks."""
+    try:
+        from fsdp_sim import viz
+    except ModuleNotFoundError as error:
+        raise ValueError(missing(error.name or "", "--html")) from error
+    return viz
+
+
+def _memory(found: MemoryFound, api: str) -> list[Section]:
+    """The curve of a snapshot with its sentences below it; the tables of its peak, with the prediction's."""
+    viz = _drawn()
+    shown = tuple(viz.Table(title, columns, tuple(rows)) for title, columns, rows in tables(found, api))
+    said = [*(found.predicted.sentences if found.predicted else ()), *found.notes]
+    return [
+        viz.Section.of(viz.memory_curve(found), "Memory"),
+        viz.Section("What stands at the peak", "\n\n".join(said), tables=shown),
+    ]
 
 
 def _rank(row: RankTimes, found: Diagnosis) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def beside_prediction(
         if mine or theirs:
             kinds.append(KindBeside(kind=kind, measured_bytes=mine, predicted_bytes=theirs, differs=differs))
     first = (
-        f"{name} is predicted to hold {human_bytes(peak)} at its peak, and held {human_bytes(found.peak_bytes)}: "
+        f"Predicted for {name} are {human_bytes(peak)} at the peak; measured are {human_bytes(found.peak_bytes)}, "
         f"{_off(found.peak_bytes, peak)}."
     )
     off_by = [
@@ -203,6 +203,8 @@ def _off(measured: int, predicted: int) -> str:
         return "all of it unpredicted"
     if abs(measured - predicted) < 0.005 * predicted:
         return "as predicted"
+    if measured >= 2 * predicted:
+        return f"{measured / predicted:.1f} times as much"
     return f"{percent(abs(measured - predicted), predicted)} {'more' if measured > predicted else 'less'}"
 
 

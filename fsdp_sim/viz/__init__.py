@@ -12,6 +12,7 @@ from fsdp_sim.packages import need
 if find_spec("plotly") is not None:
     from fsdp_sim.viz.charts.accuracy_page import accuracy_figures
     from fsdp_sim.viz.charts.accuracy_scatter import accuracy
+    from fsdp_sim.viz.charts.memory_curve import memory_curve
     from fsdp_sim.viz.charts.pareto_front import pareto
     from fsdp_sim.viz.charts.rooflines import roofline
     from fsdp_sim.viz.charts.scaling_curves import scaling
@@ -44,6 +45,7 @@ __all__ = [
     "describe",
     "explorer",
     "explorer_page",
+    "memory_curve",
     "memory_waterfall",
     "pareto",
     "present",

@@ -173,6 +173,8 @@ def test_a_snapshot_of_memory_alone_and_beside_a_trace(trace, tmp_path):
         "reduce-scatter buffers  25.0 MiB" in call("diagnose", trace, "--memory", str(path), "--html", str(page)).output
     )
     assert "Largest, by the line that asked" in page.read_text()
+    call("diagnose", "--memory", str(path), "--html", str(page))
+    assert "What stands in my GPU&#x27;s memory?" in page.read_text()
 
 
 def test_ctrl_c_ends_it_without_a_traceback(timeline, tmp_path):
