@@ -29,12 +29,14 @@ class Trial:
         each: by rank, its cases: the arguments of one call each. A rank never sees another rank's.
         metered: count the bytes that tensors hold.
         within: makes of the learner's function what is called in its place, because it is a part of something larger.
+        issues: for each case, how many times torch's FSDP issues each of its collectives; once where this is empty.
     """
 
     each: tuple[tuple[tuple[Any, ...], ...], ...]
     network: Network | None = None
     metered: bool = False
     within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    issues: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -94,7 +96,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     limits = limits or Limits()
     try:
         results = run(
-            call, trial.ranks, trial.called(function), trial.metered,
+            call, trial.ranks, trial.called(function), trial.metered, trial.issues,
             each=[(cases,) for cases in trial.each], network=trial.network, timeout_s=TIMEOUT_S,
             plain=True, limits=limits, progress=False, show_output=False,
         )  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 WAIT = "wait"  # the unit of the events that say where a rank waited for a collective
 
 
-def call(function: Callable[..., Any], metered: bool, cases: tuple[tuple[Any, ...], ...]) -> dict[str, Any]:
-    """Call the function for each case, on this rank."""
+def call(
+    function: Callable[..., Any], metered: bool, issues: tuple[int, ...], cases: tuple[tuple[Any, ...], ...]
+) -> dict[str, Any]:
+    """Call the function for each case, on this rank; see `fsdp_sim.learn.apart.Trial`."""
     warnings.simplefilter("ignore")  # they are for whoever runs code, not for whoever has it checked
     _note_waits()
     if metered:
@@ -22,13 +24,53 @@ def call(function: Callable[..., Any], metered: bool, cases: tuple[tuple[Any, ..
         meter: Any = live_bytes()
     else:
         before, meter = _originals(), nullcontext()
+    answers = []
     with meter:
-        answers = [function(*case) for case in cases]
+        for case, times in zip(cases, issues or (1,) * len(cases), strict=True):
+            with fsdp_issues(times):
+                answers.append(function(*case))
     return {
         "answers": answers,
         "peak_bytes": meter.peak_bytes if metered else 0,
         "replaced": [name for name, (owner, key, value) in before.items() if vars(owner).get(key) is not value],
     }
+
+
+@contextmanager
+def fsdp_issues(times: int) -> Iterator[None]:
+    """Meanwhile torch's FSDP issues each all-gather and each reduce-scatter so many times, with the same result. Who
+    counts them counts so many times as many."""
+    if times == 1:
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    before = collectives.dist
+    collectives.dist = _Repeated(before, times)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        collectives.dist = before
+
+
+class _Repeated:
+    """torch.distributed as torch's FSDP sees it meanwhile."""
+
+    def __init__(self, of: Any, times: int) -> None:
+        self._of, self._times = of, times
+
+    def __getattr__(self, name: str) -> Any:
+        once = getattr(self._of, name)
+        if not name.startswith(("all_gather", "reduce_scatter")):
+            return once
+
+        def repeated(*args: Any, **kwargs: Any) -> Any:
+            for _ in range(self._times - 1):
+                if (work := once(*args, **kwargs)) is not None:
+                    work.wait()
+            return once(*args, **kwargs)
+
+        return repeated
 
 
 def _note_waits() -> None:

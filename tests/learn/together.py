@@ -52,8 +52,9 @@ def results(exercise: Exercise, answers: Sequence[Answer]) -> list[TrialRun | No
     with tempfile.TemporaryDirectory(prefix="fsdp_sim-") as folder:
         with contextlib.suppress(RanksError, TypeError):  # TypeError: one of them cannot be sent
             run(
-                each_in_turn, trial.ranks, called, trial.metered, folder, each=[(own,) for own in trial.each],
-                network=trial.network, timeout_s=TIMEOUT_S, limits=LIMITS, progress=False, show_output=False,
+                each_in_turn, trial.ranks, called, trial.metered, trial.issues, folder,
+                each=[(own,) for own in trial.each], network=trial.network, timeout_s=TIMEOUT_S, limits=LIMITS,
+                progress=False, show_output=False,
             )  # fmt: skip
         files = [sorted(Path(folder).glob(f"*-of-rank-{rank}")) for rank in range(trial.ranks)]
         by_rank = [[pickle.loads(path.read_bytes()) for path in of_rank] for of_rank in files]
@@ -88,7 +89,9 @@ def together(trial: Trial, of_ranks: tuple[dict[str, Any], ...]) -> TrialRun:
 # ---- In a rank ------------------------------------------------------------------------------------------------------
 
 
-def each_in_turn(answers: list[Answer], metered: bool, folder: str, cases: tuple[tuple[Any, ...], ...]) -> None:
+def each_in_turn(
+    answers: list[Answer], metered: bool, issues: tuple[int, ...], folder: str, cases: tuple[tuple[Any, ...], ...]
+) -> None:
     """Call every answer for each case, and write into a file of its own what is to be known about it."""
     import torch.distributed as dist
 
@@ -106,7 +109,7 @@ def each_in_turn(answers: list[Answer], metered: bool, folder: str, cases: tuple
         RECORDER.start(rank)
         result = None
         with contextlib.suppress(Exception):
-            result = plain.decode(plain.encode(inside.call(answer, metered, deepcopy(cases))))
+            result = plain.decode(plain.encode(inside.call(answer, metered, issues, deepcopy(cases))))
         after, events = written_bytes(pid), RECORDER.stop()
         if result is not None:
             result["events"] = events

@@ -1,7 +1,13 @@
-"""The judge of "true or false, and which number settles it"."""
+"""The judge of "true or false, and which number settles it".
+
+A number that is counted has to come from the experiment. So the experiment runs twice: as torch is, and once more
+where torch's FSDP issues each collective a number of times that is drawn anew. What was counted grows with it, and so
+does the account; what was known beforehand does not.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +18,8 @@ from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.account import dishonest
 from fsdp_sim.learn.judges.answers import not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
+
+MOST_TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,8 @@ class Claim:
         truth: the number, from the library.
         holds: whether the statement is true, given the number.
         ranks: how many run the experiment.
-        counts: the collective that the number counts (``all_gather``), if it does: then the account must show as many,
-            so that an answer without an experiment is found.
+        counts: the collective of torch's FSDP that the number counts (``all_gather``), if it does: then the account
+            must show as many, also where FSDP issues each several times.
         beside: how many other collectives the experiment issues: an answer without it would have to show these too.
         causes: usual wrong numbers, and where each comes from.
     """
@@ -41,28 +49,30 @@ class Claim:
     rel: float = 1e-9
 
     def trial(self, seed: int) -> Trial:
-        return Trial((((),),) * self.ranks)
+        if not self.counts:
+            return Trial((((),),) * self.ranks)
+        return Trial((((), ()),) * self.ranks, issues=(1, random.Random(seed).randint(2, MOST_TIMES)))
 
     def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         right = self.truth()
         if untrue := dishonest(ran):
             return not_yet(untrue, "")
-        answers = [of_rank[0] for of_rank in ran.answers]
-        for rank, answer in enumerate(answers):
-            message = self._wrong(rank, answer, right, ran)
+        for rank, answers in enumerate(ran.answers):
+            message = self._wrong(rank, answers[0], right) or self._not_counted(rank, answers, trial, ran)
             if message:
-                number = answer[1] if _is_pair(answer) else None
+                number = answers[0][1] if _is_pair(answers[0]) else None
                 cause = next((cause for usual, cause in self.causes if usual == number), "")
-                return not_yet(message, cause or self._counted_all(number, right, len(ran.records[rank])))
+                issued = len(ran.records[rank]) / sum(trial.issues or (1,))
+                return not_yet(message, cause or self._counted_all(number, right, issued))
         return Finding(Grade.PASS, f'"{self.statement}" is {self.holds(right)}: {text(right)} {self.measured}.')
 
-    def _counted_all(self, number: Any, right: float, issued: int) -> str:
+    def _counted_all(self, number: Any, right: float, issued: float) -> str:
         """The cause, where a number is that of all collectives and not of the kind that is asked for."""
         if not self.counts or number != issued or issued == right:
             return ""
         return f"that is how many collectives there were of any kind; count each {self.counts.replace('_', '-')}"
 
-    def _wrong(self, rank: int, answer: Any, right: float, ran: TrialRun) -> str:
+    def _wrong(self, rank: int, answer: Any, right: float) -> str:
         if not _is_pair(answer):
             return f"rank {rank}: expected True or False and the number of {self.measured}, found {text(answer)}"
         says, number = answer
@@ -73,18 +83,27 @@ class Claim:
                 f"rank {rank}: the number is right, {text(right)} {self.measured}, "
                 f'but it makes "{self.statement}" {self.holds(right)}, not {says}'
             )
-        issued = sum(record.op == self.counts for record in ran.records[rank])
-        if self.counts and issued != number:
+        return ""
+
+    def _not_counted(self, rank: int, answers: list[Any], trial: Trial, ran: TrialRun) -> str:
+        """Why a right number cannot come from the experiment, or nothing."""
+        if not self.counts:
+            return ""
+        number, (once, times) = answers[0][1], trial.issues
+        again = answers[1][1] if _is_pair(answers[1]) else answers[1]
+        if difference(times * number, again, rel=self.rel) is not None:
             return (
-                f"rank {rank} answers {text(number)} {self.measured}, and its account shows {issued}: "
-                "measure it, with one step on these ranks"
+                f"rank {rank}: the number is right, and it was not counted: run once more, where torch's FSDP issues "
+                f"each collective {times} times, your code answers {text(again)}; measure it, with one step on these "
+                "ranks"
             )
-        for op, expected in self.beside:
+        for op, expected in ((self.counts, number), *self.beside):
             found = sum(record.op == op for record in ran.records[rank])
-            if found != expected:
+            if found != (once + times) * expected:
                 return (
-                    f"rank {rank}: the number is right, but its account shows {found} {op.replace('_', '-')}s, and the "
-                    f"experiment that is asked for issues {expected}: run that, and nothing beside it"
+                    f"rank {rank}: the number is right, but the account of {once} and {times} such experiments shows "
+                    f"{found} {op.replace('_', '-')}s, not {text((once + times) * expected)}: run the experiment that "
+                    "is asked for, and nothing beside it"
                 )
         return ""
 

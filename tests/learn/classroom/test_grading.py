@@ -335,10 +335,15 @@ DUMMIES = """
 import torch
 import torch.distributed as dist
 
+from torch.distributed.tensor.debug import CommDebugMode
+
 def freed_after_forward():
-    for _ in range(11):
-        dist.all_gather_into_tensor(torch.empty(8), torch.ones(4))
-    return True, 11
+    with CommDebugMode() as counted:
+        for _ in range(11):
+            dist.all_gather_single(torch.empty(8), torch.ones(4))
+        for _ in range(6):
+            dist.reduce_scatter_single(torch.empty(4), torch.ones(8))
+    return True, sum(n for op, n in counted.get_comm_counts().items() if "gather" in str(op))
 """
 CHEATS = {
     "keeps all units whole and makes its meter's class say less": (
@@ -355,10 +360,10 @@ CHEATS = {
         ),
         "its meter shows 2,252,800 bytes held at once; its account shows 4 all-gathers",
     ),
-    "settles a claim with as many empty all-gathers": (
+    "settles a claim with a full set of empty collectives, which it even counts": (
         "freed_after_forward",
         DUMMIES,
-        "its account shows 0 reduce-scatters",
+        "times, your code answers 11; measure it",
     ),
 }
 
