@@ -73,7 +73,7 @@ test: dev
 # All of it happens even when something fails, so that one call shows everything.
 test-all: dev nbgrader
 	@status=0; export $(IN_VENV); $(PYTEST) tests notebooks --hypothesis-profile=many $(ARGS) || status=1; \
-	python -m tests.faults.chaos || status=1; exit $$status
+	python -m tests.faults.chaos --kills 40 || status=1; exit $$status
 
 mutation: dev
 	@$(IN_VENV) python -m tests.mutation $(ARGS)

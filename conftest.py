@@ -61,7 +61,7 @@ LONGEST = (
 """Begin first, in this order."""
 FOLDER, SERVER, WARM = pytest.StashKey[Path](), pytest.StashKey[str](), pytest.StashKey[dict[str, str]]()
 settings.register_profile("some", deadline=None, max_examples=25)
-settings.register_profile("many", deadline=None, max_examples=100)  # make test-all
+settings.register_profile("many", deadline=None, max_examples=60)  # make test-all
 settings.load_profile("some")
 MAY_SKIP = ("needs npm", "needs a GPU", "needs torch 2.")
 

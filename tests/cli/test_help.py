@@ -10,11 +10,7 @@ from tests.cli.commands import call, examples
 
 PREPARED = {"diagnose", "lint", "migrate", "teach"}  # theirs read files: tests of these commands prepare them
 # Also what asks, and what serves until it is stopped.
-LONG = {"calibrate", "completion", "demo", "doctor", "drill", "lab", "ladder", "mine", "puzzle", "validate"}
-RUN = [
-    pytest.param(command, marks=[pytest.mark.slow, pytest.mark.tail] if command == "tune" else [])
-    for command in sorted(COMMANDS.keys() - PREPARED - LONG)
-]
+LONG = {"calibrate", "completion", "demo", "doctor", "drill", "lab", "ladder", "mine", "puzzle", "tune", "validate"}
 
 
 def test_it_names_every_command():
@@ -30,7 +26,7 @@ def test_every_command_has_examples_and_says_its_exit_status(command):
     assert ("Exit status" in shown.output) == (command != "demo")  # which answers nothing
 
 
-@pytest.mark.parametrize("command", RUN)
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - PREPARED - LONG))
 def test_examples_work(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for example in examples(command):

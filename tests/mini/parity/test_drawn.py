@@ -15,7 +15,7 @@ from tests.mini.parity import of_torch
 from tests.mini.parity.drawn import difference, train
 from tests.some import some
 
-FEW, MANY = 20, int(os.environ.get("FSDP_SIM_DRAWN", "100"))
+FEW, MANY = 20, int(os.environ.get("FSDP_SIM_DRAWN", "40"))
 AT_ONCE = 2
 
 
