@@ -75,9 +75,9 @@ def migrate(
 ) -> None:  # fmt: skip
     """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
 
-    A script has FSDP1 or DDP, and is read, never run. A configuration is Accelerate's, with FSDP1, DDP or DeepSpeed,
-    or a DeepSpeed JSON, which becomes Accelerate's YAML. With a model and GPUs both steps are simulated: milliseconds,
-    memory, bytes on the wire.
+    A script has FSDP1 or DDP, and is read, never run. A configuration, with FSDP1, DDP or DeepSpeed, is Accelerate's,
+    transformers', TRL's, LLaMA-Factory's or axolotl's, or a DeepSpeed JSON, which becomes Accelerate's YAML. With a
+    model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
 
     \b
     Examples:
@@ -189,6 +189,9 @@ def _print(found: Migration, jobs: tuple[Job, Job] | None) -> None:
         click.echo(found.diff)  # as it is, for patch
     for note in found.notes:
         console.print(note, markup=False, soft_wrap=True)
+    if found.defaults:
+        count = len(found.defaults)
+        console.print(f"{count} defaults were filled in; --json lists them.", style="dim", soft_wrap=True)
 
     def section(title: str, lines: list[tuple[str, str]], style: str = "bold") -> None:
         if lines:

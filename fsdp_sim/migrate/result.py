@@ -41,7 +41,7 @@ class Migration(msgspec.Struct, omit_defaults=True, kw_only=True):
         look: places for a person, by lines of the old file.
         same, differs, test: sentences.
         before, after: of a simulated step, where the model and the GPUs are known. order: where what is issued parts.
-        notes: how it was read, and what is not simulated.
+        notes: how it was read, and what is not simulated. defaults: what the file leaves to its package, by key.
     """
 
     file: str
@@ -58,6 +58,7 @@ class Migration(msgspec.Struct, omit_defaults=True, kw_only=True):
     after: Numbers | None = None
     order: str = ""
     notes: list[str] = []
+    defaults: list[str] = []
 
     @property
     def by_hand(self) -> list[LookAt]:

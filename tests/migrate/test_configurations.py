@@ -7,18 +7,24 @@ from pathlib import Path
 import pytest
 
 from fsdp_sim.configurations import read
+from fsdp_sim.lint import Costs, lint
 from fsdp_sim.migrate import migration_of_configuration
+from fsdp_sim.migrate.formats import table_of
 
 CONFIGURATIONS = Path(__file__).parents[1] / "configurations"
-EXAMPLES = {path.name: path.read_text() for path in sorted((CONFIGURATIONS / "shipped").iterdir())
-            if path.suffix in (".yaml", ".json")}  # fmt: skip
+SHIPPED = {
+    path.name: (path.read_text(), None if path.name.startswith("accelerate") else 8)
+    for path in sorted((CONFIGURATIONS / "shipped").iterdir()) if path.suffix in (".yaml", ".json")
+}  # fmt: skip
 CASES = {
-    f"{case['name']}|{case['file']}": case["text"]
-    for name in ("accelerate", "deepspeed")
-    for case in tomllib.loads((CONFIGURATIONS / "cases" / f"{name}.toml").read_text())["case"]
+    f"{case['name']}|{case['file']}": (case["text"], None if "gpus" in case["cluster"] else case.get("gpus", 16))
+    for path in sorted((CONFIGURATIONS / "cases").glob("*.toml"))
+    for case in tomllib.loads(path.read_text())["case"]
+    if not case["file"].endswith(".py")
 }
-KEEPS = {"SHARD_GRAD_OP": False, "_HYBRID_SHARD_ZERO2": False}
-OURS = ("accelerate", "deepspeed")
+"""Texts, and how many GPUs are given beside them."""
+OF_THE_WAY = ("api", "wrap", "reshard_after_forward", "reduce_dtype", "forward_prefetch", "backward_prefetch")
+OF_FSDP1 = ("sharding_strategy", "limit_all_gathers", "bucket_cap_mb", "use_reentrant")
 OLD = """# our cluster
 distributed_type: FSDP   # do not touch
 mixed_precision: bf16
@@ -36,46 +42,55 @@ use_cpu: false
 
 def migrated(tmp_path, text, name="accelerate.yaml", gpus=None):
     path = tmp_path / name
-    path.write_text(text)
+    path.write_text(text, newline="")
     return migration_of_configuration(str(path), text, gpus)[0]
 
 
-def read_again(tmp_path, found, gpus=None):
+def written(tmp_path, found):
     new = tmp_path / "new" / (found.new_file or Path(found.file).name)
     new.parent.mkdir(exist_ok=True)
-    new.write_text(found.new)
-    return read(new, gpus=gpus)
+    new.write_text(found.new, newline="")
+    return new
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *CASES])
+def keeps_parameters(old):
+    strategy = old.plan.get("sharding_strategy", "")
+    return old.plan["api"] in ("zero1", "zero2") or "GRAD_OP" in strategy or "ZERO2" in strategy
+
+
+@pytest.mark.parametrize("name", SHIPPED | CASES)
 def test_every_committed_configuration_becomes_one_that_is_read_as_the_plan_with_fsdp2(name, tmp_path):
-    text = (EXAMPLES | CASES)[name]
+    text, gpus = (SHIPPED | CASES)[name]
     file = tmp_path / name.rpartition("|")[2]
     file.write_text(text)
-    old = read(file, gpus=8 if file.name == "ds2.json" else None)
-    if old.format not in OURS:
+    old = read(file, gpus=gpus)
+    if not table_of(old.format) and old.format != "deepspeed" and old.plan["api"] != "fsdp2":
         with pytest.raises(ValueError, match="which is not migrated yet"):
-            migrated(tmp_path, text, file.name)
+            migrated(tmp_path, text, file.name, gpus)
         return
-    gpus = 8 if old.format == "deepspeed" else None
     found = migrated(tmp_path, text, file.name, gpus)
     if not found.changed:
-        is_done = old.plan["api"] == "fsdp2" and old.given.get("distributed_type") == "FSDP"
-        assert found.by_hand or is_done or old.given["distributed_type"] == "NO"
+        assert found.by_hand or old.plan["api"] == "fsdp2" or old.given["distributed_type"] == "NO"
         return
 
-    new = read_again(tmp_path, found, gpus)
+    new_file = written(tmp_path, found)
+    new = read(new_file, gpus=gpus)
 
     assert new.plan["api"] == "fsdp2"
-    for field in ("param_dtype", "cpu_offload", "activation_checkpointing", "compile"):
-        assert new.plan.get(field) == (old.plan.get(field) or new.plan.get(field)), field
-    keeps = old.plan["api"] in ("zero1", "zero2") or not KEEPS.get(old.plan.get("sharding_strategy"), True)
-    assert (new.plan["reshard_after_forward"] is False) == keeps
-    assert new.plan.get("shard_size") == (old.plan.get("shard_size") if old.plan["api"] == "fsdp1" else None)
-    if old.format == "accelerate":
+    if found.source == ["fsdp2"]:
+        assert new.plan == old.plan
+    else:
+        assert (new.plan["reshard_after_forward"] is False) == keeps_parameters(old)
+        silent = table_of(new.format)["silent"]
+        for field in old.plan.keys() - {*OF_THE_WAY, *OF_FSDP1, *silent}:
+            assert new.plan.get(field, old.plan[field]) == old.plan[field], field
+        assert (new.model, new.dims.get("dtype")) in ((old.model, old.dims.get("dtype")), (old.model, "fp32"))
+    if not found.new_file:
         assert new.cluster == old.cluster
-        again = migration_of_configuration(str(tmp_path / "new" / file.name), found.new)[0]
-        assert "uses FSDP2 already" in again.notes[0]
+    assert "uses FSDP2 already" in migration_of_configuration(str(new_file), found.new, gpus)[0].notes[0]
+    of_cluster = Costs({"gpus": str(gpus)} if gpus else {})
+    traps = [{one.rule for one in lint(str(path), costs=of_cluster)[0].findings} for path in (file, new_file)]
+    assert traps[1] <= traps[0], "a migration makes no trap"
 
 
 def test_comments_order_and_what_is_not_fsdps_stay(tmp_path):
@@ -101,11 +116,17 @@ use_cpu: false
     assert any(one.what.startswith("fsdp_use_orig_params (False) has no equal") for one in found.differs)
 
 
+def test_lines_end_as_they_did(tmp_path):
+    new = migrated(tmp_path, OLD.format(strategy="FULL_SHARD").replace("\n", "\r\n")).new
+
+    assert new.count("\n") == new.count("\r\n") == 13
+
+
 def test_shards_within_a_node_become_a_mesh(tmp_path):
     found = migrated(tmp_path, OLD.format(strategy="HYBRID_SHARD"))
 
     assert found.new.endswith("_replicate_size: 2\n  parallelism_config_dp_shard_size: 8\n")
-    assert read_again(tmp_path, found).plan["shard_size"] == 8
+    assert read(written(tmp_path, found)).plan["shard_size"] == 8
 
 
 def test_json_stays_json(tmp_path):
@@ -121,18 +142,83 @@ def test_json_stays_json(tmp_path):
     assert new["fsdp_config"]["fsdp_version"] == 2
 
 
+TRAINER = """\
+output_dir: out
+bf16: true  # H100
+fsdp:  # as in our first run
+  - full_shard
+  - offload
+fsdp_config:
+  version: 1
+  backward_prefetch: backward_pre
+  transformer_layer_cls_to_wrap: LlamaDecoderLayer
+learning_rate: 1e-5
+"""
+
+
+def test_the_words_of_transformers_4_become_keys(tmp_path):
+    found = migrated(tmp_path, TRAINER, "args.yaml")
+
+    assert (
+        found.new
+        == """\
+output_dir: out
+bf16: true  # H100
+fsdp: true  # as in our first run
+fsdp_config:
+  version: 2
+  transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  reshard_after_forward: true
+  cpu_offload: true
+learning_rate: 1e-5
+"""
+    )
+
+
+def test_a_version_that_only_the_latest_package_takes_to_be_2_is_written_out(tmp_path):
+    found = migrated(tmp_path, '{"output_dir": "o", "fsdp": "shard_grad_op auto_wrap"}', "args.json")
+
+    assert json.loads(found.new)["fsdp_config"] == {"version": 2, "reshard_after_forward": False}
+    assert any("4.57.1" in one.what for one in found.differs)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
         (OLD.format(strategy="NO_SHARD"), 8, "NO_SHARD is DDP"),
         (OLD.format(strategy="FULL_SHARD\n  fsdp_state_dict_type: LOCAL_STATE_DICT"), 9, "refuses LOCAL_STATE_DICT"),
+        ("base_model: a\nfsdp_config: {version: 1}\nload_in_4bit: true\nadapter: qlora\nlora_r: 8\nrl: dpo\n", 3,
+         "axolotl refuses four-bit weights"),
+        ("output_dir: o\nfsdp: true\nfsdp_config: fsdp.json\n", 3, "What FSDP is told stands in fsdp.json"),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_equal_is_left_to_a_person_by_its_line(text, line, reason, tmp_path):
+    (tmp_path / "fsdp.json").write_text('{"version": 1}')
     found = migrated(tmp_path, text)
 
     assert not found.changed
     assert [(one.line, reason in one.what) for one in found.by_hand] == [(line, True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "becomes", "line", "reason"),
+    [
+        (
+            "optimizer: adamw_bnb_8bit\n",
+            "optimizer",
+            "adamw_torch_8bit",
+            1,
+            "axolotl refuses bitsandbytes' 8-bit AdamW",
+        ),
+        ("load_in_4bit: true\nadapter: qlora\nlora_r: 8\n", "cpu_ram_efficient_loading", "false", 7, "rank 0 alone"),
+    ],
+)
+def test_what_a_package_refuses_with_fsdp2_is_written_otherwise_and_named(text, key, becomes, line, reason, tmp_path):
+    text += "base_model: a\nfsdp_version: 1\nfsdp_config:\n  cpu_ram_efficient_loading: true\n"
+    found = migrated(tmp_path, text)
+
+    assert f"{key}: {becomes}\n" in found.new
+    assert [one.line for one in found.look if reason in one.what] == [line]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +238,7 @@ def test_what_is_not_understood_is_refused(text, sentence, tmp_path):
 
 
 def test_what_deepspeed_says_and_accelerate_leaves_to_the_script_is_named(tmp_path):
-    found = migrated(tmp_path, CASES["accelerate: ZeRO stage 3 with both offloaded|zero3.yaml"])
+    found = migrated(tmp_path, CASES["accelerate: ZeRO stage 3 with both offloaded|zero3.yaml"][0])
 
     assert "deepspeed_config" not in found.new
     assert [(one.line, "grad_accum=4, clip_grad_norm=True" in one.what) for one in found.look] == [(2, True)]
