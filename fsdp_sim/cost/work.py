@@ -187,8 +187,9 @@ class Workload:
 
     @cached_property
     def alike(self) -> dict[str, int]:
-        """By segment what tells its work from other work: equal for segments that share one."""
-        return {segment: id(work) for segment, work in self.work.items()}
+        """By segment the number of its work: equal for segments that share one."""
+        numbers: dict[int, int] = {}
+        return {segment: numbers.setdefault(id(work), len(numbers)) for segment, work in self.work.items()}
 
 
 def trained_count_of(units: Iterable[Unit]) -> int:

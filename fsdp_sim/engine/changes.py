@@ -6,10 +6,10 @@ found once. How many bytes the activations take is the workload's, and asked onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
@@ -24,7 +24,7 @@ from fsdp_sim.engine.activations import (
     staying,
 )
 from fsdp_sim.engine.kinds import Alike, kinds_of
-from fsdp_sim.engine.record import Changed, EventRows, once
+from fsdp_sim.engine.record import Changed, EventRows
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import MEMORY, Memory, Op
 
@@ -85,10 +85,59 @@ class Changes:
         return self.program.once(("rows", self, on_cpu), rows)
 
 
-def changes_of(
-    program: Program, workload: Workload | None, optimizer_bytes: int = 0
-) -> tuple[Callable[[], Changes], list[int]]:
-    """What gives the changes of memory of a program, and the bytes of each: negative where memory is freed.
+@dataclass(frozen=True, eq=False)
+class SizedChanges:
+    """The changes of memory of a program, and the bytes of each.
+
+    Attributes:
+        template: what follows of them from the program alone, which others share under the name ``shared``.
+        of_slots: of each of its slots the changes of the operations.
+    """
+
+    program: Program = field(repr=False)
+    template: ChangesTemplate = field(repr=False)
+    of_slots: Sequence[Sequence[ActivationChange]] = field(repr=False)
+    shared: tuple[object, ...] = field(repr=False)
+
+    @cached_property
+    def which(self) -> Changes:
+        """The changes, a column for each thing there is to say of them."""
+        signs = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in self.of_slots])
+        return self.program.once(
+            ("changes", self.shared, signs), partial(Changes.of, self.program, self.template.pieces, self.of_slots)
+        )
+
+    @cached_property
+    def bytes(self) -> list[int]:
+        """(n,), the bytes of each: negative where memory is freed."""
+        sizes = [[one.bytes for one in some] for some in self.of_slots]
+        return list(
+            chain.from_iterable([part for piece in self.template.pieces for part in (piece.sizes, sizes[piece.slot])])
+        )
+
+    def most(self, before: int) -> int:
+        """The most bytes alive at one moment, of which some are there before."""
+        hills = [_hill([one.bytes for one in some]) for some in self.of_slots]
+        most = live = before
+        for total, top, slot in self.template.hills:
+            if live + top > most:
+                most = live + top
+            live += total
+            total, top = hills[slot]
+            if live + top > most:
+                most = live + top
+            live += total
+        return most
+
+
+def _hill(sizes: Iterable[int]) -> tuple[int, int]:
+    """What some changes leave, and the most that is alive among them."""
+    live = list(accumulate(sizes, initial=0))
+    return live[-1], max(live)
+
+
+def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int = 0) -> SizedChanges:
+    """The changes of memory of a program.
 
     Args:
         workload: what the segments keep and need. Without it FSDP's own buffers alone.
@@ -98,9 +147,9 @@ def changes_of(
         ValueError: the workload says nothing of a segment that the program computes.
     """
     alike = workload.alike if workload else None
-    which = None if alike is None else kinds_of(program, alike).which
-    lasting = staying(program), drops_logits(program)  # of the plan, where the program is that of others too
-    template = program.once(("template", which, lasting), partial(_template, program, alike))
+    kinds = None if alike is None else kinds_of(program, alike)
+    shared = kinds, staying(program), drops_logits(program)  # of the plan, where the program is that of others too
+    template = program.once(("template", *shared), partial(_template, program, alike))
     of_slots: list[tuple[ActivationChange, ...]] = [()] * len(template.slots)
     if workload is not None:
         activations = ActivationChanges(program, workload.work)
@@ -116,16 +165,7 @@ def changes_of(
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:
             of_slots[number] = tuple(for_a_moment(Memory.TEMPORARY, optimizer_bytes))
-
-    def changes() -> Changes:
-        signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
-        return program.once(
-            ("changes", which, lasting, signature), partial(Changes.of, program, template.pieces, of_slots)
-        )
-
-    sizes = [[one.bytes for one in some] for some in of_slots]
-    parts = [part for piece in template.pieces for part in (piece.sizes, sizes[piece.slot])]
-    return once(changes), list(chain.from_iterable(parts))
+    return SizedChanges(program, template, of_slots, shared)
 
 
 def _of_activations(i: Instruction) -> bool:
@@ -165,6 +205,7 @@ class ChangesTemplate(NamedTuple):
 
     pieces: list[ChangesPiece]
     slots: list[Slot]
+    hills: list[tuple[int, int, int]]  # of each piece `_hill`, and its slot
 
 
 def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
@@ -215,4 +256,4 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
             what = (*kind_of, i.unit in edge, stays.of(i.unit), made)
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
-    return ChangesTemplate(pieces, slots)
+    return ChangesTemplate(pieces, slots, [(*_hill(piece.sizes), piece.slot) for piece in pieces])

@@ -69,7 +69,7 @@ def rates_of(program: Program, contention: Contention, kinds: OpKinds) -> Rates:
         contention.compute_slowdown_by_collective, contention.collective_slowdown_by_compute, contention.nic_share,
     )  # fmt: skip
     if all(isinstance(value, int | float) or not getattr(value, "per_unit", True) for value in given):
-        return program.once(("rates", contention, kinds.which), made)
+        return program.once(("rates", contention, kinds), made)
     return made()
 
 

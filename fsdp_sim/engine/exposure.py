@@ -50,9 +50,10 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
         starts, stops = ([min(max(time, begin), end) for time in column] for column in (starts, stops))
     comm, compute = run.program.once(("comm and compute", run.on_cpu), lambda: _comm_and_compute(run))
     begun, ended = [starts[k] for k in compute], [stops[k] for k in compute]
+    idle = [(since, until) for since, until in zip([begin, *ended], [*begun, end]) if until > since]  # noqa: B905
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
-    reached, at, last = begin, 0, len(compute)
+    reached, at, last = begin, 0, len(idle)
     for start, stop, k in sorted([(starts[k], stops[k], k) for k in comm]):
         if start < reached:
             start = reached
@@ -60,17 +61,16 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
             continue
         reached = stop
         comm_s += stop - start
-        while at < last and ended[at] <= start:
+        while at < last and idle[at][1] <= start:
             at += 1
-        hidden_s, here = 0.0, at
-        while here < last and begun[here] < stop:
-            since, until = begun[here], ended[here]
-            hidden_s += (stop if stop < until else until) - (start if start > since else since)
-            here += 1
-        if (alone_s := stop - start - hidden_s) > 0:
+        here = at
+        while here < last and idle[here][0] < stop:
+            since, until = idle[here]
+            alone_s = (stop if stop < until else until) - (start if start > since else since)
             i = run.ops[k]
             by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
             exposed_s += alone_s
+            here += 1
     return Exposure(step_s, sum(map(sub, ended, begun)), comm_s, exposed_s, by_unit)
 
 

@@ -7,9 +7,9 @@ What is asked of a cost model is asked once for each kind, and layers of one kin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.repetition import Stretch, marks_of, stretches
@@ -45,13 +45,12 @@ class OpKinds:
     """Operations of one kind cost the same, and slow each other down in the same way.
 
     Attributes:
-        which: of the kinds of one program those with the same value are the same.
         of: of each operation, in issue order, the number of its kind.
         first: of each kind the first operation.
     """
 
-    def __init__(self, program: Program, which: object, keys: Iterable[object]) -> None:
-        self._program, self.which = program, which
+    def __init__(self, program: Program, keys: Iterable[object]) -> None:
+        self._program = program
         self.of, self.first = _numbered(program.ops, keys)
         self._by: dict[tuple[str, ...], Numbered] = {}
 
@@ -85,12 +84,14 @@ def kinds_of(program: Program, alike: Alike) -> OpKinds:
             groups of the same size.
     """
 
-    def what(key: Any) -> tuple[object, ...]:
-        op, unit, *size = key
-        return op, number_of[unit], *size
+    return program.once(("kinds", tuple(alike), tuple(alike.values())), partial(_kinds, program, alike))
 
-    names = program.once("names", lambda: tuple(dict.fromkeys([i.unit for i in program.ops])))
-    numbers: dict[object, int] = {}
-    number_of = {name: numbers.setdefault(alike.get(name, name), len(numbers)) for name in names}
-    which = ("kinds", *number_of.values())
-    return program.once(which, lambda: OpKinds(program, which, map(what, map(_SIZE, program.ops))))
+
+def _kinds(program: Program, alike: Alike) -> OpKinds:
+    keys = map(_SIZE, program.ops)
+    return OpKinds(program, [(op, alike.get(unit, unit), *size) for op, unit, *size in keys])
+
+
+def kinds_of_each(program: Program) -> OpKinds:
+    """Each operation is of a kind of its own."""
+    return program.once("kinds of each", lambda: OpKinds(program, range(len(program.ops))))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fsdp_sim.cost import Work, Workload
 from fsdp_sim.engine.allocator import UNLIMITED, Allocator, Pools, pools
-from fsdp_sim.engine.changes import Changes, changes_of
+from fsdp_sim.engine.changes import Changes, SizedChanges, changes_of
 from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.tensors import needs_times
 from fsdp_sim.schedule import Instruction, Program
@@ -37,8 +37,7 @@ class MemoryProfile:
     Attributes:
         program: what was issued.
         states: bytes that live through all steps, by (category, unit).
-        made: gives `which`, when somebody asks for more than sizes.
-        changes: (n,), the bytes of each.
+        sized: the changes with their sizes.
         run: when the instructions ran; None if the profile was made of a program alone.
         work: of its segments; None where it is of FSDP's buffers alone.
         allocator: how torch's caching allocator is set; None where there is none, as on CPU cores.
@@ -46,8 +45,7 @@ class MemoryProfile:
 
     program: Program = field(repr=False)
     states: dict[tuple[Memory, str], int]
-    made: Callable[[], Changes] = field(repr=False)
-    changes: list[int] = field(repr=False)
+    sized: SizedChanges = field(repr=False)
     run: Run | None = field(default=None, repr=False)
     work: Mapping[str, Work] | None = field(default=None, repr=False)
     allocator: Allocator | None = UNLIMITED
@@ -55,7 +53,12 @@ class MemoryProfile:
     @property
     def which(self) -> Changes:
         """The changes, a column for each thing there is to say of them."""
-        return self.made()
+        return self.sized.which
+
+    @property
+    def changes(self) -> list[int]:
+        """(n,), the bytes of each."""
+        return self.sized.bytes
 
     @property
     def at(self) -> list[int]:
@@ -97,7 +100,7 @@ class MemoryProfile:
     @cached_property
     def peak_bytes(self) -> int:
         """The most bytes alive at one moment: what ``torch.cuda.max_memory_allocated`` reports."""
-        return max(accumulate(self.changes, initial=self.state_bytes))
+        return self.sized.most(self.state_bytes)
 
     @property
     def peak_instruction(self) -> Instruction | None:
@@ -237,4 +240,4 @@ def memory(
         kept = sum(b for (category, _), b in states.items() if category is Memory.OPTIMIZER)
         moment = kept * optimizer.foreach_temporary // optimizer.states
     work = workload.work if workload is not None else None
-    return MemoryProfile(program, states, *changes_of(program, workload, moment), run, work)
+    return MemoryProfile(program, states, changes_of(program, workload, moment), run, work)

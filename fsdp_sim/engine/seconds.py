@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import TYPE_CHECKING, TypeAlias
 
-from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of
+from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of, kinds_of_each
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
@@ -107,7 +107,7 @@ def costs_of(
         raise ValueError(f"launch_s is {launch_s!r}; it must be a number of seconds > 0")
     ops = program.ops
     anew = any(getattr(given, "per_occurrence", False) for given in (durations, issue_s))
-    kinds = OpKinds(program, None, range(len(ops))) if anew else kinds_of(program, alike)
+    kinds = kinds_of_each(program) if anew else kinds_of(program, alike)
     seconds, arrays = _ask(kinds, durations, "duration", copies_s)
     issue: list[Seconds]
     if isinstance(issue_s, int | float):

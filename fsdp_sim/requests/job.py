@@ -85,8 +85,9 @@ MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through ea
 @functools.lru_cache(maxsize=4096)
 def _check_numbers(part: Model | Cluster | Plan) -> None:
     for name, value in vars(part).items():
-        most = LIMITS.get(name, OTHER_LIMIT)
-        if type(value) is int and value > most and name != "wrap" and name in part.__dataclass_fields__:
+        if type(value) is not int or name == "wrap" or name not in part.__dataclass_fields__:
+            continue
+        if value > (most := LIMITS.get(name, OTHER_LIMIT)):
             raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
 
 

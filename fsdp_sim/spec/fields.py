@@ -113,14 +113,16 @@ def spec(cls: type[_T]) -> type[_T]:
     between_fields = cls.__dict__.get("__post_init__", lambda self: None)
 
     def __post_init__(self: Any, *of_a_copy: Any) -> None:  # noqa: N807
-        for name, allowed in accepted.items():
-            check(cls.__name__, name, getattr(self, name), allowed)
+        values = self.__dict__
+        for name, allowed, default in accepted:
+            if (value := values[name]) is not default:  # of fifty fields a few are given
+                check(cls.__name__, name, value, allowed)
         between_fields(self, *of_a_copy)
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True)(cls)
     names = [f.name for f in dataclasses.fields(made) if f.init]
-    accepted = {f.name: f.metadata["allowed"] for f in dataclasses.fields(made) if "allowed" in f.metadata}
+    accepted = [(f.name, f.metadata["allowed"], f.default) for f in dataclasses.fields(made) if "allowed" in f.metadata]
     equal, init, complete = made.__eq__, made.__init__, cls.__dict__.get("__given__", lambda given: given)
 
     @functools.wraps(init)

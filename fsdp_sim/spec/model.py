@@ -275,6 +275,7 @@ class Model:
         return tuple(_presets())
 
 
+@functools.lru_cache(maxsize=1024)
 def _spelled(name: str) -> str:
     """A name without what does not tell one shape from another: ``Qwen/Qwen2.5-7B-Instruct`` is ``qwen2.57b``."""
     return re.sub(r"[-_ ]", "", re.sub(r"([-_](instruct|base|chat|hf|it|pt))+$", "", name.lower().rpartition("/")[2]))

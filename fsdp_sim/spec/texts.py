@@ -57,7 +57,7 @@ def plan_fields(texts: Mapping[str, str]) -> dict[str, Any]:
     fields = {}
     for name, text in texts.items():
         values = _values(Plan, name, text)
-        fields[name] = next(filter(takes(api, name).test, values), values[0])
+        fields[name] = values[0] if len(values) == 1 else next(filter(takes(api, name).test, values), values[0])
     return fields
 
 
