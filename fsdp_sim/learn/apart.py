@@ -134,7 +134,7 @@ def _why(error: RanksError, ranks: int, limits: Limits) -> tuple[str, str]:
     found, text = error.verdict, str(error)
     headline = _line(found.headline)
     if "raised NotImplementedError" in headline:
-        return f"it {IS_A_STUB}: it raises NotImplementedError; write your code in its place.", ""
+        return f"it {IS_A_STUB}; write your code in its place.", ""
     if "SIGXCPU" in headline:
         headline = headline.replace("was killed by SIGXCPU", f"was still running after {limits.cpu_s} s of computing")
         return f"{_whose(headline, ranks)}; is there a loop that does not end?", ""

@@ -63,6 +63,8 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
     of_plan: dict[str, str] = {}
     for name, text in texts.items():
         key = ALIASES.get(name, name)
+        if name == "model" and text.endswith((".json", ".toml")):
+            raise ValueError(f"model is a name, and {text} a file: give it as model_file (--model-file)")
         if name in ("model", "cluster"):
             top[name] = text
         elif name == "model_file":

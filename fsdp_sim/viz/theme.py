@@ -191,7 +191,7 @@ def _template(ink: str, paper: str, grid: str, border: str) -> dict[str, Any]:
         plot_bgcolor=paper,
         colorway=["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"],
         xaxis=axis,
-        yaxis=axis,
+        yaxis=axis | {"title": axis["title"] | {"standoff": 8}},  # or it lies on the numbers
         annotationdefaults={"font": {"color": ink}, "arrowcolor": ink},
         hoverlabel={"bgcolor": paper, "bordercolor": border, "align": "left", "font": font},
         legend={"font": {"size": 12, "color": ink}, "bgcolor": "rgba(0,0,0,0)"},

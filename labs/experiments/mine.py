@@ -205,7 +205,8 @@ class Mine:
         if self.ladder is None:
             return f"<p>{escape(self.headline)}.</p>{parts}"
         costs = viz.Table("Beside the others", COSTS, tuple(self.costs)).to_html()
-        side = f'<div style="display:flex;flex-wrap:wrap;gap:0 3em;overflow-x:auto">{parts}{costs}</div>'
+        beside = "display:flex;flex-wrap:wrap;align-items:flex-start;gap:0 3em;overflow-x:auto"
+        side = f'<div style="{beside}">{parts}{costs}</div>'
         return f"<p>{escape(self.headline)}.</p>{side}"
 
     @property
@@ -217,7 +218,8 @@ class Mine:
             return None
         if self.timelines is None:
             raise ValueError("nothing was trained: call mine() without climb_it=False")
-        return viz.timeline(self.timelines, ranks=[0])
+        title = "One step on a slow network: torch's fully_shard above, yours below"
+        return viz.timeline(self.timelines, ranks=[0]).titled(title)
 
 
 COSTS = ("way", "losses", "as the way above", "peak live", "exposed communication")

@@ -176,7 +176,7 @@ parts = {"parameters": 4, "gradients": 4, "moments": 8}
 params = sum(counts.values())
 states = {name: {part: params * n / ranks / 1e9 for part, n in parts.items()} for name, ranks in gb.items()}
 assert [round(sum(of.values()), 2) for of in states.values()] == [1.99, 0.5, 0.25]
-stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to step", "GB on one rank")
+stacks(states, "GPT-2 keeps 2 GB on every rank with DDP, and a quarter of one with FSDP on eight", "GB on one rank")
 
 # %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
 # Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
@@ -295,7 +295,7 @@ small = {"micro_batch": 1, "seq_len": 64}  # so that states are what there is to
 stages = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP (ZeRO-3)": "fsdp2"}
 zero = {name: kept_gb(api) for name, api in stages.items()}
 assert [round(sum(zero[name].values()), 2) for name in stages] == [1.99, 1.12, 0.68, 0.25]
-stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")
+stacks(zero, "Each stage of ZeRO divides one thing more by eight (simulated)", "GB on one rank")
 
 # %% [markdown] covers=["coverage 003.1", "coverage 003.3", "coverage 003.10", "coverage 001.1", "coverage 000.3"]
 # Stage 1 divides the optimizer's state. Stage 2 divides the gradients too, and stage 3 the parameters. Gather those

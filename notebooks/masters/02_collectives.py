@@ -123,8 +123,9 @@ sent_bars(mib, "KiB sent in one forward", "Every rank sends as much as every oth
 # %% predict="steps_of_a_ring"
 
 # %%
-assert "takes 3 steps" in viz.collective("all-gather", ranks=4).finding
-viz.collective("all-gather", ranks=4)
+ring = viz.collective("all-gather", ranks=4)
+assert "takes 3 steps" in ring.finding
+ring.titled("Each passes on what it has just received, and after three steps all have all")
 
 # %% [markdown]
 # Play it (when you have run the cell), or read the panels: a framed chunk has just arrived. In each of three
@@ -153,8 +154,9 @@ HTML(viz.Table("Your ring on three ranks: all have all six", ("", "holds"), rows
 # %% predict="numbers_sent_to_reduce_scatter"
 
 # %%
-assert "each rank sends 6 exactly" in viz.collective("reduce-scatter", ranks=4).finding
-viz.collective("reduce-scatter", ranks=4)
+ring = viz.collective("reduce-scatter", ranks=4)
+assert "each rank sends 6 exactly" in ring.finding
+ring.titled("A sum travels on and grows, and ends at the rank that keeps it")
 
 # %% [markdown]
 # Again W-1 steps, and (W-1)/W of the message from each. A chunk of the sum is finished when it has met every rank,
@@ -183,7 +185,9 @@ sent_bars(bars, "MiB sent by rank 0", "A reduce-scatter sends half of what an al
 # %% predict="what_completes_an_all_reduce"
 
 # %%
-viz.collective("all-reduce", ranks=4)
+ring = viz.collective("all-reduce", ranks=4)
+assert "Its first 3 steps are a reduce-scatter, its last 3 an all-gather" in ring.finding
+ring.titled("Three steps to add up, three to hand round")
 
 
 # %%
@@ -319,10 +323,7 @@ assert times[0].seconds < times[6].seconds < 4096 * times[0].seconds
 
 # %% tags=["nbval-ignore-output"]
 link = checked.use([(n, time.seconds) for n, time in zip(sizes, times, strict=True)])
-print(
-    f"this machine, two ranks: {1e3 * link['latency_s']:.2f} ms and {link['bytes_per_s'] / 1e9:.2f} GB/s, by",
-    checked.use,
-)
+print(f"this machine, two ranks: {1e3 * link['latency_s']:.2f} ms and {link['bytes_per_s'] / 1e9:.2f} GB/s")
 alpha_beta(times, **link, sent_bytes=sizes)
 
 # %% [markdown]
@@ -382,7 +383,7 @@ assert times[6].n_bytes == times[13].n_bytes == 16 * 2**20
 in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
 
 # %% [markdown]
-# The table says where this happens, in the mini-FSDP and in torch. It takes three moves: copy a unit's shards into
+# Above is where this happens, in the mini-FSDP and, folded, in torch. It takes three moves: copy a unit's shards into
 # one buffer, send it in one collective, copy the pieces out.
 #
 # ## 8. A training step: 2Ψ or 3Ψ?
@@ -460,7 +461,7 @@ node = Cluster("A100-SXM-80GB", gpus=8)
 plans = {"DDP": Plan(api="ddp", micro_batch=8), "FSDP": Plan(micro_batch=8)}
 lines = {name: ("gpt2-124m", node, plan) for name, plan in plans.items()}
 viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512]).titled(
-    "A model that fits scales further with DDP than with FSDP"
+    "Both scale to 512 GPUs, and DDP keeps a little more of its speed"
 )
 
 # %%
@@ -470,7 +471,7 @@ assert kept["DDP"] > 0.95
 assert 0.85 < kept["FSDP"] < kept["DDP"]
 
 # %% [markdown] covers=["coverage 001.25"]
-# For a model that fits it is the other way round. DDP goes on to hundreds of GPUs, and FSDP loses first: its rings
+# For a model that fits, both go on to hundreds of GPUs, and the first to lose is FSDP, not DDP: its rings
 # carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated: of many nodes the slowest is a
 # few percent slower, and no link fails.) Memory limits DDP, the number of GPUs does not. Bandwidth and latency limit
 # both, measured against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter

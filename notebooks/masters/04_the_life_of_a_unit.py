@@ -257,7 +257,9 @@ assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
 # %% exercise="silent_backward"
 
 # %%
-viz.collective("reduce-scatter", ranks=4)
+viz.collective("reduce-scatter", ranks=4).titled(
+    "The numbers of all are added on their way to the rank that keeps them"
+)
 
 # %% [markdown] covers=["coverage 000.7", "coverage 000.13", "misconception 3"]
 # This is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a row are

@@ -69,7 +69,7 @@ stacks, GIB = pictures.stacks, 2**30
 layers = Model("six layers", n_layer=6, d_model=1024, n_head=8, d_ffn=4096, vocab=64)
 cluster = Cluster("A100-SXM-80GB", gpus=64)
 step = simulate(layers, cluster, Plan(seq_len=16))
-viz.timeline(step.timeline).titled("Three layers stand in forward, four in backward")
+viz.timeline(step.timeline).titled("Three layers at once in forward, four in backward")
 
 # %% [markdown] covers=["coverage 004.37"]
 # No. Look at the strip below the bars. In forward you find three layers' worth:
@@ -103,7 +103,7 @@ assert standing["default"] == {"forward": 3, "backward": 4}
 assert standing["prefetch 2 ahead"]["forward"] == 4
 assert standing["never resharded"] == {"forward": 8, "backward": 7}
 bars = {f"{name}, {phase}": {"layers": n} for name, of in standing.items() for phase, n in of.items()}
-stacks(bars, "Prefetch one more and one more stands there; never reshard and all do", "things as large as a layer")
+stacks(bars, "Prefetch one more and hold one more; never reshard and hold them all", "things as large as a layer")
 
 # %% [markdown]
 # ## 2. How low can it be?

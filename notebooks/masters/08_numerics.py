@@ -377,7 +377,7 @@ sims = {name: simulate("gpt2-1.5b", four, Plan(**common, **plan)) for name, plan
 more_gb = (sims["yours"].peak_memory_bytes - sims["reduced each time"].peak_memory_bytes) / 1e9
 print(f"whole gradients take {more_gb:.1f} GB more on every GPU (simulated)")
 assert 3 < more_gb < 7
-viz.memory_waterfall(sims).titled("Reduce only once, and whole gradients stand on every GPU")
+viz.memory_waterfall(sims).titled("Reduce only once, and every GPU holds whole gradients")
 
 # %% [markdown] covers=["coverage 004.70", "misconception 36", "pitfall 31"]
 # Now the numbers. You divide each loss by K, as every tutorial does. Is that the same as one large batch?
@@ -581,7 +581,7 @@ def gradient_norm(rows=8):
 
 
 norms = {ranks: run(gradient_norm, ranks, progress=False, show_output=False)[0] for ranks in (1, 2, 4)}
-print(*(f"{ranks} ranks: {norm:.6f}" for ranks, norm in norms.items()), sep="\n")
+print(*(f"{ranks} rank{'s' * (ranks > 1)}: {norm:.6f}" for ranks, norm in norms.items()), sep="\n")
 assert max(norms.values()) - min(norms.values()) < 1e-6
 
 # %% exercise="case_15"
@@ -601,7 +601,13 @@ steps = {"times the ranks": with_ranks, "by the global batch": checked.use}
 lines = {name: [run(rates, n, step, 8 // n, progress=False)[0] for n in (1, 2, 4)] for name, step in steps.items()}
 assert all(abs(lr - 0.1) < 1e-6 for lr in lines["by the global batch"])
 assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
-curves("Eight rows a step, on more and more ranks", lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
+curves(
+    "Eight rows on four ranks are still eight rows: the rate must not grow",
+    lines,
+    [1, 2, 4],
+    x_title="ranks",
+    y_title="learning rate",
+)
 
 # %% [markdown] covers=["coverage 004.73", "misconception 11"]
 # Gradients are averaged, so more ranks alone change nothing. But if each rank keeps its rows, the global batch grows

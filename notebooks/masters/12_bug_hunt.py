@@ -203,7 +203,7 @@ rows = {
     ]
     for rank, n in enumerate(counts)
 }
-boxes(rows, "One size on the wire, and each rank's own rows in the result", ["sent", "and cut off again"])
+boxes(rows, "All send the same size, and the padding is cut off again", ["sent", "and cut off again"])
 
 # %% exercise="case_28" tags=["nbval-ignore-output"]
 
@@ -320,7 +320,7 @@ boxes(rows, "The root's two weights, embedding and head, did not learn", weights
 # %% tags=["nbval-ignore-output"]
 after = tried("case_24", checked.use)[0].tolist()
 assert after[-1] < after[0]
-picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
+picture = losses({"validation": (1, after)}, "All ranks evaluate, each its own rows, and the loss falls")
 picture.figure.update_yaxes(title="loss (mean square)")
 picture
 
@@ -402,7 +402,11 @@ compared("case_35", ["gradient"], "A mean of the ranks' means is not the mean ov
 
 # %% tags=["nbval-ignore-output"]
 done = tried("case_36", checked.use)
-viz.show(done.timeline, ranks=[0, 1])
+ends_s = {(e.rank, e.unit): e.end_s for e in done.timeline.ops if e.op == "ALL_GATHER"}
+begins_s = {(e.rank, e.unit): e.start_s for e in done.timeline.ops if e.op == "FWD"}
+assert begins_s
+assert all(start_s >= ends_s[of] for of, start_s in begins_s.items())
+viz.timeline(done.timeline, ranks=[0, 1]).titled("No forward begins before its all-gather has ended")
 
 # %% [markdown]
 # Every forward begins after its all-gather has ended, on both ranks. Without the wait the two bars would start
@@ -411,7 +415,7 @@ viz.show(done.timeline, ranks=[0, 1])
 # %% exercise="case_37"
 
 # %%
-compared("case_37", ["query", "key", "value", "output"], "Added up in another order on each rank")
+compared("case_37", ["query", "key", "value", "output"], "Each rank reduces in its own order, and adds queries to keys")
 
 # %% [markdown]
 # No hang and no error: all were all-reduces of one size. (The order of names in a dict or a set is a common
@@ -459,7 +463,7 @@ plans = {
 peak_gib = {name: simulation.peak_memory_bytes / 2**30 for name, simulation in plans.items()}
 assert peak_gib["offload"] > 0.9 * peak_gib["as it is"]
 assert peak_gib["checkpointing"] < min(78, peak_gib["as it is"] / 3) < peak_gib["offload"]
-viz.memory_waterfall(plans)
+viz.memory_waterfall(plans).titled("Offloading saves a twentieth, checkpointing two thirds")
 
 # %% [markdown] covers=["coverage 000.30"]
 # Activations, and FSDP does not shard them. Offloading states saves a twentieth, and the job still does not fit.

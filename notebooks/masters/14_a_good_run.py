@@ -142,7 +142,7 @@ steps = {name: simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), plan) fo
 
 # %%
 percent = {name: {part: 100 * share for part, share in parts(sim).items()} for name, sim in steps.items()}
-stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it.", "% of the step busy (simulated)")
+stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it", "% of the step busy (simulated)")
 
 # %%
 hfu = {name: round(of["needed, at the peak"] + of["recomputed, at the peak"]) for name, of in percent.items()}

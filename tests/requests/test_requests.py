@@ -66,6 +66,11 @@ def test_two_names_of_a_model_are_an_error(tmp_path):
         request_of_texts(BASE | {"model_file": str(path)})
 
 
+def test_a_file_given_as_the_models_name_is_told_where_files_go():
+    with pytest.raises(ValueError, match=r"config\.json a file: give it as model_file"):
+        request_of_texts({"model": "config.json", "gpu": "H100", "gpus": "8"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -63,7 +63,7 @@ class OnRanks:
             return Finding(Grade.NOT_YET, f"{message}.")
         messages = "; ".join(finding.message for finding in findings if finding.message)
         graded = [finding.grade for finding in findings if finding.message]
-        result = f"all {trial.ranks} ranks have the result of one process"
+        result = f"{'both' if trial.ranks == 2 else f'all {trial.ranks}'} ranks have the result of one process"
         return Finding(min(graded, default=Grade.PASS), f"{result}; {messages}." if messages else f"{result}.")
 
     def _results(self, inputs: Inputs, answers: list[Any]) -> Finding | None:

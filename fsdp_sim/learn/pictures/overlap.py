@@ -67,7 +67,8 @@ def issued_ahead(timelines: Mapping[str, Timeline], sentence: str, *, rank: int 
     figure.update_yaxes(title="gathers issued, not computed with", rangemode="tozero")
     rows = tuple((name, str(max(count for _, count in points))) for name, points in curves.items())
     text = "; ".join(f"{name} {most}" for name, most in rows)
-    return Picture(figure, f"{sentence}. At most: {text}.", (Table("issued ahead", ("", "at most"), rows),))
+    table = Table("All-gathers issued ahead", ("", "at most"), rows)
+    return Picture(figure, f"{sentence}. At most: {text}.", (table,))
 
 
 def _ahead(timeline: Timeline, rank: int) -> list[tuple[float, int]]:

@@ -76,7 +76,7 @@ def subtitle(view: StepView) -> str:
     if recorded == 1 < world_size:
         parts.append(f"one of {world_size} ranks is drawn for all")
     elif ranks < recorded:
-        parts.append(f"{ranks} of {recorded} ranks are drawn")
+        parts.append(f"{ranks} of {recorded} ranks {'is' if ranks == 1 else 'are'} drawn")
     return "; ".join(parts) + "."
 
 
