@@ -113,7 +113,8 @@ def _read(path: str) -> str:
     try:
         if os.path.getsize(path) > MOST_BYTES:
             raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, which no script has")
-        return Path(path).read_text("utf-8")
+        with open(path, encoding="utf-8", newline="") as file:  # lines end as they did
+            return file.read()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text (UTF-8)") from None
     except OSError as error:
@@ -138,7 +139,7 @@ def _write(path: str, old: str, found: Migration, output: str | None) -> None:
     if not found.changed and not found.by_hand:
         return
     if output and found.changed:
-        Path(output).write_text(found.new, "utf-8")
+        Path(output).write_text(found.new, "utf-8", newline="")
         found.notes.append(f"Wrote {output}.")
         return
     if found.by_hand:
@@ -153,8 +154,8 @@ def _write(path: str, old: str, found: Migration, output: str | None) -> None:
     kept = Path(f"{path}.orig")
     if kept.exists():
         raise ValueError(f"{kept} is there already, and would be lost; move it away")
-    kept.write_text(old, "utf-8")
-    Path(path).write_text(found.new, "utf-8")
+    kept.write_text(old, "utf-8", newline="")
+    Path(path).write_text(found.new, "utf-8", newline="")
     found.notes.append(f"Wrote {path}; {kept} is what it was.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import libcst as cst
@@ -14,8 +14,6 @@ MOST_BYTES = 2_000_000
 
 def find_blocks(script: Script) -> None:
     """Give a script its blocks: of a list of modules in it, or in a file beside it from which it imports a model."""
-    if script.blocks:
-        return
     found = dict.fromkeys(_listed(script))
     for module, names in _imported(script.module):
         path = script.folder / f"{module.replace('.', '/')}.py"
@@ -24,10 +22,13 @@ def find_blocks(script: Script) -> None:
                 other = Script.of(path.read_text("utf-8"), path.parent)
             except (cst.ParserSyntaxError, UnicodeDecodeError):
                 continue
-            for name in _listed(other):
+            script.others[path.name] = other
+            for name in _listed(other) if not script.blocks else ():
                 found[name] = None
                 if name not in names and name.isidentifier():
                     script.need(module, name)
+    if script.blocks:
+        return
     script.blocks = tuple(found)
     if not found and any(_is_hugging_face(script, call) for call in calls_in(script.module)):
         script.by_name = True
@@ -40,17 +41,16 @@ def _is_hugging_face(script: Script, call: cst.Call) -> bool:
 
 def _listed(script: Script) -> list[str]:
     """Classes of which there is a ``ModuleList`` or an unpacked ``Sequential``; not those that lie in another's."""
-    inside: dict[str, set[str]] = {}
-    for owner in [one for one in walk(script.module) if isinstance(one, cst.ClassDef)]:
-        inside[owner.name.value] = set(_members(script, owner))
-    rest = [name for one in script.module.body if not isinstance(one, cst.ClassDef) for name in _members(script, one)]
+    classes = {one.name.value: one for one in walk(script.module) if isinstance(one, cst.ClassDef)}
+    inside = {name: set(_members(script, one, classes)) for name, one in classes.items()}
+    others = [one for one in script.module.body if not isinstance(one, cst.ClassDef)]
+    rest = [name for one in others for name in _members(script, one, classes)]
     found = dict.fromkeys([*(name for names in inside.values() for name in sorted(names)), *rest])
     nested = {name for owner in found for name in inside.get(owner, ()) if name != owner}
     return [name for name in found if name not in nested]
 
 
-def _members(script: Script, node: cst.CSTNode) -> Iterator[str]:
-    own = {one.name.value for one in walk(script.module) if isinstance(one, cst.ClassDef)}
+def _members(script: Script, node: cst.CSTNode, own: Container[str]) -> Iterator[str]:
     for call in calls_in(node):
         if script.is_a(call, "nn.TransformerEncoder", "nn.TransformerDecoder"):
             layer = (

@@ -120,7 +120,7 @@ def jobs_of_configuration(path: str, found: Migration, texts: Mapping[str, str])
     before = resolve(request_of_texts({**texts, "config": path}))
     with TemporaryDirectory() as folder:
         new = Path(folder) / (found.new_file or PurePath(path).name)
-        new.write_text(found.new, "utf-8")
+        new.write_text(found.new, "utf-8", newline="")
         silent = table_of(read(new).format)["silent"]
         plan = {name: text_of(value) for name in silent if (value := getattr(before.plan, name)) is not None}
         after = resolve(request_of_texts({**plan, **texts, "config": str(new)}))

@@ -129,12 +129,13 @@ def _drop_unused(script: Script) -> None:
 
 def _wrapped(module: cst.Module) -> cst.Module:
     """With one name a line where an import has become longer than a line."""
-    lines = module.code.split("\n")
+    end = module.default_newline
+    lines = module.code.split(end)
     for number, line in enumerate(lines):
         head, found, names = line.partition(" import ")
         if found and len(line) > MOST_COLUMNS and line.startswith("from torch.distributed.") and names[0] != "(":
-            lines[number] = "\n".join([f"{head} import (", *(f"    {name.strip()}," for name in names.split(",")), ")"])
-    code = "\n".join(lines)
+            lines[number] = end.join([f"{head} import (", *(f"    {name.strip()}," for name in names.split(",")), ")"])
+    code = end.join(lines)
     return module if code == module.code else cst.parse_module(code, module.config_for_parsing)
 
 

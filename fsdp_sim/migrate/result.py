@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib.resources import files
@@ -85,7 +86,6 @@ def told(uses: Iterable[str]) -> tuple[list[str], list[Difference], list[str]]:
 
 def diff_of(old: str, new: str, old_name: str, new_name: str) -> str:
     """A unified diff, which ``patch`` and ``git apply`` take."""
-    lines = difflib.unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{old_name}", f"b/{new_name}"
-    )
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # no other sign ends a line for patch
+    lines = difflib.unified_diff(before, after, f"a/{old_name}", f"b/{new_name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -14,6 +14,7 @@ from fsdp_sim.migrate.order import Compiling, Ordering, makes_optimizer
 from fsdp_sim.migrate.result import LookAt, Migration, diff_of, told
 from fsdp_sim.migrate.source import SHARDED, Script, arguments_of, calls_in, dotted, targets_of, walk
 from fsdp_sim.migrate.state import States
+from fsdp_sim.migrate.traps import name_traps, traps_of_new
 from fsdp_sim.migrate.wrapping import Policies, Splitting, Wrapping
 
 
@@ -43,6 +44,7 @@ def migrate_script(text: str, where: str, blocks: Sequence[str] = ()) -> tuple[s
     script.apply(Gradients(script))
     script.apply(States(script, since))
     script.apply(Wrapping(script))
+    name_traps(script)
     mend_imports(script)
     script.looks.sort(key=lambda one: (one.line, one.what))
     return script.module.code, script
@@ -56,6 +58,8 @@ def migration_of_script(text: str, where: str, blocks: Sequence[str] = ()) -> tu
         return Migration(file=where, source=[], changed=False, notes=[_nothing(script, where)]), {}
     same, differs, test = told([*found, *script.uses])
     look = [LookAt(one.line, one.what, one.must, one.rule) for one in script.looks]
+    if new != text and not script.refused:  # half of a migration has traps that the other half takes away
+        look += traps_of_new(text, new, {one.rule for one in look})
     return Migration(
         file=where, source=found, changed=new != text, new=new, diff=diff_of(text, new, where, where), look=look,
         same=same, differs=differs, test=test,

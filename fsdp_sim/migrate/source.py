@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ class Script:
         names: what imports bind, and what that is in full.
         imports: (module, name) of what the new code needs.
         uses: what of the old API was met, for the lists of what to test.
+        others: by file name, those from which it imports.
     """
 
     module: cst.Module
@@ -71,6 +73,7 @@ class Script:
     looks: list[Look] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    others: dict[str, Script] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
     @classmethod
@@ -171,9 +174,14 @@ def _imports(module: cst.Module) -> dict[str, str]:
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
     """A node and those in it, parents first."""
     yield node
-    for child in node.children:
+    for child in _children(node):
         if into_functions or not isinstance(child, cst.FunctionDef | cst.ClassDef | cst.Lambda):
             yield from walk(child, into_functions=into_functions)
+
+
+@functools.lru_cache(2**16)
+def _children(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
+    return node.children  # libcst visits the node to know them
 
 
 def calls_in(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.Call]:
@@ -218,7 +226,7 @@ def names_in(node: cst.CSTNode) -> set[str]:
 
 def statements(code: str, config: cst.PartialParserConfig) -> list[cst.BaseStatement]:
     """The statements of some lines."""
-    return list(cst.parse_module(code, config).body)
+    return list(cst.parse_module(code.replace("\n", config.default_newline), config).body)  # type: ignore[arg-type]
 
 
 def with_lines_before(new: Sequence[cst.BaseStatement], old: cst.CSTNode) -> list[cst.BaseStatement]:

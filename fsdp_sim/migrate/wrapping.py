@@ -19,6 +19,7 @@ from fsdp_sim.migrate.source import (
     targets_of,
     with_lines_before,
 )
+from fsdp_sim.migrate.traps import name_ties
 
 Statements = cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]
 
@@ -106,6 +107,7 @@ class Wrapping(Change):
                 "class with "
                 "--block.", rule="one-unit",
             )  # fmt: skip
+        name_ties(script, call, sharding.units)
         script.plan["wrap"] = "block" if sharding.units else "root"
         target = script.code(targets_of(statement)[0]) if not isinstance(statement, cst.Return) else ""
         name = dotted(module) or target or "model"

@@ -56,6 +56,14 @@ def test_written_in_place_it_keeps_what_it_was_and_then_has_nothing_to_do(script
     assert "nothing to do" in call("migrate", "train.py").stdout
 
 
+def test_lines_end_as_they_did_and_the_diff_says_so(script):
+    script.write_bytes(SCRIPT.replace("\n", "\r\n").encode())
+    diff = call("migrate", "train.py", "--write").stdout_bytes
+
+    assert b"-model = DDP(model)\r\n" in diff
+    assert script.read_bytes().count(b"\n") == script.read_bytes().count(b"\r\n")
+
+
 def test_it_writes_in_place_only_what_runs(script):
     script.write_text(SCRIPT + "if rank == 0:\n    model(x)\n")
     done = call("migrate", "train.py", "--write")

@@ -1,10 +1,12 @@
 """What one piece of an old script becomes, and what is left to a person, with its line."""
 
+import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from fsdp_sim.lint import rules
+from fsdp_sim.lint import examples, lint, rules
 from fsdp_sim.migrate import migration_of_script
 from fsdp_sim.migrate.result import _said
 
@@ -176,6 +178,14 @@ def test_each_trap_that_is_named_is_one_of_lints():
     assert {of["rule"] for of in _said().values() if "rule" in of} <= set(rules())
 
 
+@pytest.mark.parametrize("name", ["nanogpt", "fsdp1_everything"])
+def test_lines_end_as_they_did(name):
+    text = (Path(__file__).parent / "scripts" / f"{name}.py").read_text()
+    windows, _ = migration_of_script(text.replace("\n", "\r\n"), "train.py")
+
+    assert windows.new == migration_of_script(text, "train.py")[0].new.replace("\n", "\r\n")
+
+
 def test_a_script_without_a_wrapper_has_nothing_to_do():
     found, _ = migration_of_script("print(1)\n", "train.py")
 
@@ -186,3 +196,85 @@ def test_a_script_without_a_wrapper_has_nothing_to_do():
 def test_what_is_no_python_is_refused():
     with pytest.raises(ValueError, match=r"train\.py is not Python: line 1"):
         migration_of_script("def (", "train.py")
+
+
+TIED = """
+class Tied(nn.Module):
+    def __init__(self):
+        self.wte = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(4, 8)
+        self.head.weight = self.wte.weight
+
+model = FSDP(Tied(), auto_wrap_policy=ModuleWrapPolicy({%s}))
+"""
+
+
+def test_weights_that_are_tied_across_units_are_named_and_those_of_the_root_are_not():
+    _, one = migrated(TIED % "Block")
+    _, two = migrated(TIED % "Block, nn.Embedding")
+
+    assert one.by_hand == []
+    assert any("Tied weights stay one parameter" in line for line in one.same)
+    assert [(look.line, look.rule) for look in two.by_hand] == [
+        (_line_of("self.head.weight =", TIED), "tied-across-units")
+    ]
+    assert "self.wte would be a unit alone" in two.by_hand[0].what
+
+
+def test_weights_that_another_file_ties_are_named_with_that_file(tmp_path):
+    (tmp_path / "model.py").write_text("from torch import nn\n" + TIED.partition("model =")[0])
+    text = IMPORTS + "from model import Tied\nmodel = FSDP(Tied(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}))\n"
+    found, _ = migration_of_script(text, str(tmp_path / "train.py"))
+
+    assert [one.what.partition(" share")[0] for one in found.by_hand] == ["model.py, line 8: self.head and self.wte"]
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "must"),
+    [
+        ('with torch.device("meta"):\n    model = Net()\nmodel = FSDP(model)\n', 'with torch.device("meta")', True),
+        ('model = Net().to_empty(device="cuda")\nmodel = FSDP(model)\n', "to_empty", False),
+    ],
+)
+def test_a_model_on_the_meta_device_is_named_with_what_to_do(code, at, must):
+    _, found = migrated(code)
+
+    assert [(one.line, one.must) for one in found.look if one.rule == "meta-never-filled"] == [
+        (_line_of(at, code), must)
+    ]
+
+
+def _line_of(piece, code):
+    return (IMPORTS + BLOCKS + textwrap.dedent(code)).partition(piece)[0].count("\n") + 1
+
+
+TEXTS = {f"{id}-{what}": getattr(one, what) for id, one in examples("script").items() for what in ("trap", "clean")}
+SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
+
+
+@pytest.mark.parametrize("name", [name for name, text in (TEXTS | SCRIPTS).items() if re.search(r"FSDP\(|DDP\(", text)])
+def test_a_migration_with_nothing_left_to_do_makes_no_trap(name, tmp_path):
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text((TEXTS | SCRIPTS)[name])
+    found, _ = migration_of_script(old.read_text(), str(old))
+    if found.by_hand:
+        return
+    new.write_text(found.new)
+
+    before, after = ({one.rule for one in lint(str(path))[0].findings} for path in (old, new))
+    assert after <= before | {one.rule for one in found.look}
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        ("import copy\nema = copy.deepcopy(model)\n", "deepcopy-of-shards"),
+        ("model.module.generate(x)\n", "generate-without-hooks"),
+    ],
+)
+def test_what_ddp_allowed_and_fsdp2_does_not_is_named_with_its_line(code, rule):
+    code = f"model = DDP(Net().cuda())\nmodel(x)\n{code}"
+    _, found = migrated(code)
+
+    assert (_line_of(code.splitlines()[-1], code), rule) in [(one.line, one.rule) for one in found.look]
