@@ -22,7 +22,7 @@ from fsdp_sim.explore import answer
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.timeline import read_bytes
+from fsdp_sim.timeline import read_bytes, write_chrome
 from fsdp_sim.words import shortened
 
 MOST_BYTES = 10**8  # of requests
@@ -39,11 +39,18 @@ EPILOG = (
 @option("--from", "source", metavar="FILE", help="A JSON list of requests ('-' reads stdin); results in their order.")
 @json_option
 @option("--timeline", metavar="FILE", help="Write the step's events as JSON lines.")
+@option("--chrome", metavar="FILE", help="Write the step for https://ui.perfetto.dev (.gz compresses).")
 @option("--html", metavar="FILE", help="Write the step as a page that opens without a network.")
 @option("--explain/--no-explain", "explained", default=True, help="Say why it takes as long.  [default: --explain]")
 @schema_option("simulate")
 def simulate(
-    texts: dict[str, str], source: str | None, as_json: bool, timeline: str | None, html: str | None, explained: bool
+    texts: dict[str, str],
+    source: str | None,
+    as_json: bool,
+    timeline: str | None,
+    chrome: str | None,
+    html: str | None,
+    explained: bool,
 ) -> None:
     """Predict one training step: time, throughput, memory, and why.
 
@@ -54,10 +61,12 @@ def simulate(
       fsdp-sim simulate --layers 16 --d-model 2048 --heads 16 --d-ffn 8192 --vocab 50304 --gpu 4090 --gpus 4
       fsdp-sim simulate --model llama3-70b --gpu H100 --gpus 256 --seq-len 8192 --plan shard_size=64 \\
           --plan activation_checkpointing=full --inter "400 Gb/s RoCE per GPU"
+      fsdp-sim simulate --model gpt2-124m --gpu A100 --gpus 8 --chrome step.json.gz
     """
     if source is not None:
-        if texts or timeline or html:
-            other = next(iter(texts), "timeline" if timeline else "html").replace("_", "-")
+        files = {"timeline": timeline, "chrome": chrome, "html": html}
+        if other := next((name for name in (*texts, *files) if name in texts or files[name]), ""):
+            other = other.replace("_", "-")
             raise ValueError(f"--from reads whole requests; put {other} into them")
         _many(source, as_json, explained)
         return
@@ -68,6 +77,9 @@ def simulate(
     if timeline:
         _check_folder("--timeline", timeline)
         simulation.timeline.to_jsonl(timeline)
+    if chrome:
+        _check_folder("--chrome", chrome)
+        write_chrome(simulation.timeline, chrome)
     if html:
         _check_folder("--html", html)
         _page(html, simulation, result)
@@ -77,7 +89,7 @@ def simulate(
         from fsdp_sim.cli.report import print_result
 
         print_result(result, job)
-        for what, path in (("events", timeline), ("page", html)):
+        for what, path in (("events", timeline), ("trace", chrome), ("page", html)):
             if path:
                 click.echo(f"Wrote the {what} to {path}.")
     if not result.fits:

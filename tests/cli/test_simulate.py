@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fsdp_sim import Cluster, Plan, Timeline, simulate
+from fsdp_sim.timeline import read_timeline
 from tests.cli.commands import EIGHT_B, SMALL, call
 
 GIB = 2**30
@@ -148,9 +149,10 @@ def test_a_plan_that_does_not_fit_ends_with_1_its_memory_and_changes_that_do_fit
 
 
 def test_timeline_and_page_are_written(tmp_path):
-    events, page = tmp_path / "step.jsonl", tmp_path / "step.html"
-    result = as_json(*SMALL, "--timeline", str(events), "--html", str(page))
+    events, trace, page = tmp_path / "step.jsonl", tmp_path / "step.json.gz", tmp_path / "step.html"
+    result = as_json(*SMALL, "--timeline", str(events), "--chrome", str(trace), "--html", str(page))
 
+    assert read_timeline(trace).events == Timeline.from_jsonl(events).events
     assert Timeline.from_jsonl(events).end_s == pytest.approx(result["step_time_s"] - result["between_steps_s"])
     assert "gpt2-124m" in page.read_text()
 
@@ -179,6 +181,7 @@ IMPOSSIBLE = [
     (["--model-file", "nowhere.toml"], "there is no file nowhere.toml"),
     (["--from", "nowhere.json"], "--from reads whole requests"),
     (["--html", "nowhere/page.html"], "there is no folder"),
+    (["--chrome", "nowhere/step.json"], "there is no folder"),
     (["--layer", "3"], "No such option '--layer'"),
 ]
 
