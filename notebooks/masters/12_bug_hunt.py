@@ -26,6 +26,7 @@
 # %%
 import errno
 import inspect
+import itertools
 import pickle
 import re
 import socket
@@ -402,10 +403,11 @@ compared("case_35", ["gradient"], "A mean of the ranks' means is not the mean ov
 
 # %% tags=["nbval-ignore-output"]
 done = tried("case_36", checked.use)
-ends_s = {(e.rank, e.unit): e.end_s for e in done.timeline.ops if e.op == "ALL_GATHER"}
-begins_s = {(e.rank, e.unit): e.start_s for e in done.timeline.ops if e.op == "FWD"}
-assert begins_s
-assert all(start_s >= ends_s[of] for of, start_s in begins_s.items())
+assert all(
+    after.start_s >= before.end_s
+    for rank in (0, 1)
+    for before, after in itertools.pairwise(done.timeline.select(rank=rank).ops)
+)
 viz.timeline(done.timeline, ranks=[0, 1]).titled("No forward begins before its all-gather has ended")
 
 # %% [markdown]
