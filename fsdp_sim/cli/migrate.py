@@ -32,6 +32,7 @@ from fsdp_sim.migrate import (
     migration_of_script,
     numbers_of,
     order_of,
+    torch_script,
 )
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Job, Request
@@ -65,13 +66,19 @@ class MigrateRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type
 )
 @option("--write", is_flag=True, help="Change the file in place; FILE.orig keeps what it was.")
 @option("-o", "--output", metavar="FILE", help="Write the new text there.")
+@option(
+    "--as",
+    "form",
+    type=click.Choice(["torch"]),
+    help="Of a configuration: print a script of torch with fully_shard that trains so, and nothing else.",
+)
 @option("--page", metavar="FILE", help="Write both steps, simulated, on one page that opens without a network.")
 @request_options(MODEL, CLUSTER, PLAN)
 @json_option
 @schema_option("migrate")
 def migrate(
-    path: str, blocks: tuple[str, ...], write: bool, output: str | None, page: str | None, texts: dict[str, str],
-    as_json: bool,
+    path: str, blocks: tuple[str, ...], write: bool, output: str | None, form: str | None, page: str | None,
+    texts: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
 
@@ -84,11 +91,15 @@ def migrate(
       fsdp-sim migrate train.py
       fsdp-sim migrate train.py --block TransformerBlock --write
       fsdp-sim migrate accelerate.yaml --model llama3-8b --gpu H100
+      fsdp-sim migrate ds.json --model llama3-8b --gpu H100 --gpus 8 --as torch -o train_fsdp2.py
       fsdp-sim migrate train.py --model llama3-8b --gpu H100 --gpus 64 --seq-len 8192 --page both.html
     """
     if {"config", "torchtitan"} & set(texts):
         raise ValueError("the configuration is named without --config: fsdp-sim migrate FILE")
     text = _read(path)
+    if form:
+        _as_torch(path, texts, output)
+        return
     found, jobs = _migrated(path, text, blocks, texts)
     if jobs is not None:
         with working("simulating both steps"):
@@ -133,6 +144,17 @@ def _migrated(
     found, old = migration_of_script(text, path, blocks)
     jobs = both_jobs(texts, old) if found.source and is_enough(texts) else None
     return found, jobs
+
+
+def _as_torch(path: str, texts: dict[str, str], output: str | None) -> None:
+    if not path.lower().endswith(CONFIGURATIONS):
+        raise ValueError(f"--as torch is for a configuration; {path} is a script, which is changed where it stands")
+    code = torch_script(path, texts)
+    if output:
+        Path(output).write_text(code, "utf-8", newline="")
+        click.echo(f"Wrote {output}. Its model, data and learning rate are stand-ins: put yours in their place.")
+    else:
+        click.echo(code, nl=False)
 
 
 def _write(path: str, old: str, found: Migration, output: str | None) -> None:

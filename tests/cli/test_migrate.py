@@ -28,6 +28,7 @@ def script(tmp_path, monkeypatch):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     (tmp_path / "accelerate.yaml").write_text(CONFIGURATION.read_text())
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     return path
 
 
@@ -45,7 +46,7 @@ def test_nothing_is_written_that_was_not_asked_for(script):
     assert done.exit_code == 0
     assert done.stdout.startswith("--- a/train.py\n+++ b/train.py\n")
     assert script.read_text() == SCRIPT
-    assert sorted(path.name for path in script.parent.iterdir()) == ["accelerate.yaml", "train.py"]
+    assert sorted(path.name for path in script.parent.iterdir()) == ["accelerate.yaml", "ds.json", "train.py"]
 
 
 def test_written_in_place_it_keeps_what_it_was_and_then_has_nothing_to_do(script):
@@ -101,8 +102,6 @@ def test_a_configuration_that_has_no_equal_is_not_written(script):
 
 
 def test_a_deepspeed_json_becomes_another_file(script):
-    (script.parent / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-
     assert "write it with -o ds.accelerate.yaml" in call("migrate", "ds.json", "--write").stderr
     assert call("migrate", "ds.json", "-o", "new.yaml").exit_code == 0
     assert "nothing to do" in call("migrate", "new.yaml").stdout

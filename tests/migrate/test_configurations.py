@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_sim.configurations import read
 from fsdp_sim.lint import Costs, lint
-from fsdp_sim.migrate import migration_of_configuration
+from fsdp_sim.migrate import migration_of_configuration, torch_script
 from fsdp_sim.migrate.formats import table_of
 
 CONFIGURATIONS = Path(__file__).parents[1] / "configurations"
@@ -242,3 +242,29 @@ def test_what_deepspeed_says_and_accelerate_leaves_to_the_script_is_named(tmp_pa
 
     assert "deepspeed_config" not in found.new
     assert [(one.line, "grad_accum=4, clip_grad_norm=True" in one.what) for one in found.look] == [(2, True)]
+
+
+def test_deepspeed_becomes_a_script_of_torch_that_says_all_of_it(tmp_path):
+    (tmp_path / "ds.json").write_text(
+        json.dumps({
+            "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0,
+            "bf16": {"enabled": True}, "communication_data_type": "fp32", "optimizer": {"type": "SGD"},
+            "zero_optimization": {"stage": 2},
+        })
+    )  # fmt: skip
+    code = torch_script(str(tmp_path / "ds.json"), {"model": "gpt2-124m", "gpu": "A100", "gpus": "8", "seq_len": "256"})
+
+    compile(code, "train.py", "exec")
+    for line in (
+        "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)",
+        "reshard_after_forward=False", "fully_shard(unit, **fsdp)", "torch.optim.SGD(", "for micro_batch in range(4)",
+        "torch.randint(VOCAB, (2, 256 + 1)", "clip_grad_norm_",
+    ):  # fmt: skip
+        assert line in code
+
+
+def test_a_script_of_torch_takes_a_model(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+
+    with pytest.raises(ValueError, match="name it and the GPUs"):
+        torch_script(str(tmp_path / "ds.json"), {"model": "gpt2-124m"})
