@@ -20,6 +20,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
 MOVED = ("simulator", "figures", "diagnose", "mini", "trainer", "labs", "gpu_day", "systems", "hosts")
+MOVED += ("lint", "migrate", "interview")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in MOVED)]
 PAGES += [*sorted((ROOT / "notebooks" / "instructor").rglob("*.md"))]
 TRACES = ROOT / "tests" / "timeline" / "kineto" / "recorded"
@@ -32,6 +33,9 @@ PROMISES = {
     "fsdp-sim explain --model llama3-8b": r"no block is computed again",
     "fsdp-sim program --layers 4": r"all_gather|ALL_GATHER",
     "fsdp-sim diagnose trace.json": r"exposed",
+    "fsdp-sim lint train.py": r"",
+    "fsdp-sim migrate train.py": r"\+\s+fully_shard\(module",
+    "fsdp-sim migrate accelerate.yaml": r"peak memory of a rank",
     ". .venv/bin/activate": r"",
     "torchrun --standalone --nproc_per_node=2 -m labs.train --out=/tmp/run --steps=40": r"step +39 ",
     "torchrun --standalone --nproc_per_node=4 -m labs.train --out=/tmp/run --steps=60": r"step +59 ",
@@ -99,6 +103,7 @@ NOT_RUN = {
     "fsdp-sim puzzle": "serves a page until it is stopped: tests/cli/test_puzzle.py",
     "fsdp-sim teach write": "tests/learn/classroom looks at the pages that it writes",
     "fsdp-sim simulate --gpu NAME": "NAME is the reader's",
+    "fsdp-sim simulate --config": "FILE is the reader's: tests/configurations",
     "sudo .venv/bin/fsdp-sim teach grade": "tests/learn/classroom/test_grading.py, as another user",
     "fsdp-sim teach rollup /home": "the homes of a class",
     "python -m labs.experiments.memory --device cuda": "needs a GPU",
@@ -128,6 +133,7 @@ NOT_RUN = {
 """The beginning of a command; why it is not run."""
 
 BEFORE = {
+    "optimizer = AdamW": "from types import SimpleNamespace; AdamW, model = list, SimpleNamespace(parameters=list)",
     "from fsdp_sim.timeline import read_timeline": "import os; os.chdir({folder!r})",
     "from fsdp_sim.mini import fully_shard": """
 import torch, torch.distributed as dist
@@ -194,7 +200,7 @@ def test_nothing_is_listed_that_no_page_says() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder in which the checkout can be seen, and a trace, and what learners handed in."""
+    """A folder in which the checkout can be seen, a trace, somebody's script, and what learners handed in."""
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name not in ("build", "out", "notebooks", "tests"):
             (tmp_path / path.name).symlink_to(path)
@@ -203,6 +209,8 @@ def folder(tmp_path: Path) -> Path:
     for path in (ROOT / "notebooks").iterdir():
         (tmp_path / "notebooks" / path.name).symlink_to(path)
     (tmp_path / "trace.json").symlink_to(min(TRACES.rglob("*.json*")))
+    (tmp_path / "train.py").symlink_to(ROOT / "tests" / "migrate" / "scripts" / "nanogpt.py")
+    (tmp_path / "accelerate.yaml").symlink_to(ROOT / "tests" / "configurations" / "shipped" / "accelerate-fsdp1.yaml")
     (tmp_path / "handed_in").mkdir()
     (tmp_path / "handed_in" / "ada.ipynb").symlink_to(ROOT / "notebooks" / "solutions" / "05_overlap.ipynb")
     return tmp_path
