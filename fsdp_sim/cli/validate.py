@@ -76,7 +76,10 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
         fit, held = _leave_out(rows, left_out, console)
         _print_held(fit.calibration, held, left_out, as_json)
         return
-    compared = [compare(row) for row in track(rows, "Predicting", console=console, transient=True)]
+    compared = []
+    for row in track(rows, "Predicting", console=console, transient=True):
+        compared.append(compare(row))
+        _ = compared[-1].fits  # takes longest: while the bar shows
     if as_json:
         print_json("validate", as_result(compared))
     else:

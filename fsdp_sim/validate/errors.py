@@ -7,17 +7,33 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.validate.published import PublishedRun
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A measured row and its prediction. An error is None where the source has no number."""
+    """A measured row and its prediction, each number when it is asked for: whether it fits takes longest.
+
+    An error is None where the source has no number.
+    """
 
     row: PublishedRun
-    predicted_step_time_s: float
-    predicted_peak_memory_bytes: float
-    fits: bool
+    simulation: Simulation
+
+    @property
+    def predicted_step_time_s(self) -> float:
+        return self.simulation.step_time_s
+
+    @property
+    def predicted_peak_memory_bytes(self) -> float:
+        """In the source's own kind: what the allocator reserved, or what was alive."""
+        memory = self.simulation.memory
+        return float(memory.reserved_bytes if self.row.peak_memory_kind == "reserved" else memory.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.simulation.fits
 
     @property
     def time_error(self) -> float | None:

@@ -39,16 +39,8 @@ def plan_of(row: PublishedRun) -> Plan:
 
 
 def compare(row: PublishedRun, calibration: Calibration | None = None) -> PredictedRow:
-    """A row beside its prediction.
-
-    Peak memory is compared in the source's own kind: what the allocator reserved, or what was alive.
-    """
-    found = prediction(row, calibration)
-    memory = found.memory
-    reserved = row.peak_memory_kind == "reserved"
-    return PredictedRow(
-        row, found.step_time_s, float(memory.reserved_bytes if reserved else memory.peak_bytes), found.fits
-    )
+    """A row beside its prediction."""
+    return PredictedRow(row, prediction(row, calibration))
 
 
 class Predictor:
