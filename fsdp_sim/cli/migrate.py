@@ -26,6 +26,7 @@ from fsdp_sim.lint import rules
 from fsdp_sim.migrate import (
     Migration,
     both_jobs,
+    calls_a_trainer,
     is_enough,
     jobs_of_configuration,
     migration_of_configuration,
@@ -82,9 +83,9 @@ def migrate(
 ) -> None:  # fmt: skip
     """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
 
-    A script has FSDP1 or DDP, and is read, never run. A configuration, with FSDP1, DDP or DeepSpeed, is Accelerate's,
-    transformers', TRL's, LLaMA-Factory's or axolotl's, or a DeepSpeed JSON, which becomes Accelerate's YAML. With a
-    model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
+    A script has FSDP1 or DDP, or calls TrainingArguments or TRL's; it is read, never run. A configuration, with FSDP1,
+    DDP or DeepSpeed, is Accelerate's, transformers', TRL's, LLaMA-Factory's or axolotl's, or a DeepSpeed JSON, which
+    becomes Accelerate's YAML. With a model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
 
     \b
     Examples:
@@ -136,18 +137,25 @@ def _migrated(
     path: str, text: str, blocks: tuple[str, ...], texts: dict[str, str]
 ) -> tuple[Migration, tuple[Job, Job] | None]:
     if Path(path).suffix.lower() in CONFIGURATIONS:
-        if blocks:
-            raise ValueError(f"--block is for scripts; {path} is a configuration, whose key names the blocks")
-        given = int(texts["gpus"]) if texts.get("gpus", "").isdigit() else None
-        found, _ = migration_of_configuration(path, text, given)
-        return found, jobs_of_configuration(path, found, texts) if found.changed else None
+        return _of_configuration(path, text, blocks, texts)
     found, old = migration_of_script(text, path, blocks)
-    jobs = both_jobs(texts, old) if found.source and is_enough(texts) else None
-    return found, jobs
+    if not found.source and not found.look and calls_a_trainer(text):
+        return _of_configuration(path, text, blocks, texts)
+    return found, both_jobs(texts, old) if found.source and is_enough(texts) else None
+
+
+def _of_configuration(
+    path: str, text: str, blocks: tuple[str, ...], texts: dict[str, str]
+) -> tuple[Migration, tuple[Job, Job] | None]:
+    if blocks:
+        raise ValueError(f"--block is for scripts; {path} is a configuration, whose key names the blocks")
+    given = int(texts["gpus"]) if texts.get("gpus", "").isdigit() else None
+    found, _ = migration_of_configuration(path, text, given)
+    return found, jobs_of_configuration(path, found, texts) if found.changed else None
 
 
 def _as_torch(path: str, texts: dict[str, str], output: str | None) -> None:
-    if not path.lower().endswith(CONFIGURATIONS):
+    if not path.lower().endswith(CONFIGURATIONS) and not calls_a_trainer(_read(path)):
         raise ValueError(f"--as torch is for a configuration; {path} is a script, which is changed where it stands")
     code = torch_script(path, texts)
     if output:
@@ -249,7 +257,7 @@ def _print_numbers(console: Any, found: Migration, jobs: tuple[Job, Job]) -> Non
     assert before is not None
     assert after is not None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", before.api, "fsdp2"):
+    for name in ("", f"before ({before.api})", f"after ({after.api})"):
         table.add_column(name, justify="right" if name else "left")
     table.add_row("a step", human_ms(before.step_time_s), human_ms(after.step_time_s))
     table.add_row("  of it exposed communication", human_ms(before.exposed_comm_s), human_ms(after.exposed_comm_s))

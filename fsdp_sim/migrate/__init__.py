@@ -4,14 +4,16 @@ A script is read by libcst, and never run; a configuration by `fsdp_sim.configur
 it gives the plan that was promised. What cannot be changed with certainty is left, and named with its line.
 """
 
-from fsdp_sim.migrate.configuration import jobs_of_configuration, migration_of_configuration, torch_script
+from fsdp_sim.migrate.as_torch import torch_script
+from fsdp_sim.migrate.configuration import jobs_of_configuration, migration_of_configuration
+from fsdp_sim.migrate.formats import calls_a_trainer
 from fsdp_sim.migrate.numbers import Numbers, both_jobs, is_enough, numbers_of, order_of
 from fsdp_sim.migrate.result import LookAt, Migration
 from fsdp_sim.packages import need
 
 __all__ = [
-    "LookAt", "Migration", "Numbers", "both_jobs", "is_enough", "jobs_of_configuration", "migration_of_configuration",
-    "migration_of_script", "numbers_of", "order_of", "torch_script",
+    "LookAt", "Migration", "Numbers", "both_jobs", "calls_a_trainer", "is_enough", "jobs_of_configuration",
+    "migration_of_configuration", "migration_of_script", "numbers_of", "order_of", "torch_script",
 ]  # fmt: skip
 
 

@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fsdp_sim.configurations import Configuration, read
-from fsdp_sim.forms import FormState, torch_code
-from fsdp_sim.migrate.formats import Keys, gone, table_of
+from fsdp_sim.migrate.call_text import CallText
+from fsdp_sim.migrate.formats import Keys, gone, table_of, text_of_configuration
 from fsdp_sim.migrate.numbers import has_model
 from fsdp_sim.migrate.result import Difference, LookAt, Migration, diff_of, told
 from fsdp_sim.migrate.yaml_text import YamlText
-from fsdp_sim.requests import PLAN_FIELDS, Job, request_of_texts, resolve, with_job
+from fsdp_sim.requests import Job, request_of_texts, resolve
 from fsdp_sim.spec import SETTINGS_OF, text_of
 
 SECTION = "fsdp_config"
@@ -64,7 +64,8 @@ def migration_of_configuration(path: str, text: str, gpus: int | None = None) ->
         return found, old
     found.new_file = f"{PurePath(path).stem}.accelerate.yaml" if old.format == "deepspeed" else ""
     start = "compute_environment: LOCAL_MACHINE\n" + (f"num_processes: {gpus}\n" if gpus else "")
-    new, wanted = YamlText(start if found.new_file else text, path), promised(old, source, table)
+    new = YamlText(start, path) if found.new_file else text_of_configuration(text, path, format)
+    wanted = promised(old, source, table)
     _rewrite(new, old, format, source, found)
     _say_what_differs(new, path, format, wanted, gpus, found)
     found.new = new.text
@@ -128,34 +129,6 @@ def jobs_of_configuration(path: str, found: Migration, texts: Mapping[str, str])
     return before, after
 
 
-def torch_script(path: str, texts: Mapping[str, str]) -> str:
-    """A script of torch alone that trains with fully_shard as a configuration says, batch, accumulation, optimizer and
-    clipping included. ``texts`` name the model and the GPUs, and replace what the file says.
-
-    Raises:
-        ValueError: it uses FSDP2 already; no model or GPU is named; see `fsdp_sim.requests.resolve`.
-    """
-    if not has_model(texts) or not ("gpu" in texts or "cluster" in texts):
-        raise ValueError("a torch script has a model; name it and the GPUs: --model llama3-8b --gpu H100 --gpus 8")
-    job = resolve(request_of_texts({**texts, "config": path}))
-    old = read(path, gpus=job.cluster.gpus)
-    source = source_of(old) or str(old.plan["api"])
-    plan = promised(old, source, {"silent": ()})
-    if plan["wrap"] == "embed_block_head" and source != "fsdp2":
-        plan["wrap"] = "block"  # Accelerate's other units are not what the file asked for
-    plan["reduce_dtype"] = old.plan.get("reduce_dtype", "fp32")  # DDP's
-    plan |= {} if "clip_grad_norm" in plan else {"clip_grad_norm": _clips(old)}
-    words = {name: text for name, text in with_job({**texts, "config": path}).items() if name not in PLAN_FIELDS}
-    own = {name: text_of(value) for name, value in plan.items() if name != "stack"}
-    return torch_code(FormState({**words, **own, **texts}))
-
-
-def _clips(old: Configuration) -> bool:
-    """Whether gradients are clipped, of ZeRO stage 2, of which a plan does not say it."""
-    asked = [old.given[key] for key in old.given if key.rpartition(".")[2] in ("gradient_clipping", "max_grad_norm")]
-    return any(asked) if asked else any(one.startswith("max_grad_norm=") for one in old.filled)
-
-
 def _no_equal(old: Configuration, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """The keys for which FSDP2 has nothing there, and what to do."""
     if old.plan.get("sharding_strategy") == "NO_SHARD":
@@ -192,7 +165,7 @@ def _that_apply(old: Configuration, table: Mapping[str, Any]) -> list[dict[str, 
     ]  # fmt: skip
 
 
-def _rewrite(text: YamlText, old: Configuration, format: str, source: str, found: Migration) -> None:
+def _rewrite(text: YamlText | CallText, old: Configuration, format: str, source: str, found: Migration) -> None:
     table, keys, said = table_of(format), Keys(text, format), old.given if old.format == format else {}
     plan = promised(old, source, table)
     for key, value in table["on"].items():
@@ -225,7 +198,7 @@ def _rewrite(text: YamlText, old: Configuration, format: str, source: str, found
 
 
 def _say_what_differs(
-    text: YamlText, path: str, format: str, wanted: Mapping[str, Any], gpus: int | None, found: Migration
+    text: YamlText | CallText, path: str, format: str, wanted: Mapping[str, Any], gpus: int | None, found: Migration
 ) -> None:
     """Write the keys of what the new text does not say yet."""
     plan, says, keys = _read_again(text.text, path, found, gpus).plan, table_of(format)["says"], Keys(text, format)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from importlib.resources import files
 from typing import Any
 
 from fsdp_sim.configurations import schema_of
+from fsdp_sim.migrate.call_text import CallText
 from fsdp_sim.migrate.yaml_text import YamlText
 
 DEFAULTS: dict[str, Any] = {
@@ -36,10 +38,23 @@ def gone() -> dict[str, str]:
     return _tables()["gone"]
 
 
+def text_of_configuration(text: str, where: str, format: str) -> YamlText | CallText:
+    """A text whose keys can be changed where they stand: YAML, JSON, or a call in a Python file."""
+    if where.endswith(".py"):
+        return CallText(text, schema_of(format).calls)
+    return YamlText(text, where)
+
+
+def calls_a_trainer(text: str) -> bool:
+    """Whether a Python text calls what says a configuration that is migrated, such as TrainingArguments."""
+    names = {call for format in _tables() if format != "gone" for call in schema_of(format).calls}
+    return re.search(rf"\b({'|'.join(sorted(names))})\(", text) is not None
+
+
 class Keys:
     """A text's keys by their dotted names, with whatever prefix the text writes them."""
 
-    def __init__(self, text: YamlText, format: str) -> None:
+    def __init__(self, text: YamlText | CallText, format: str) -> None:
         schema = schema_of(format)
         self.text, self._prefixes, self._new = text, schema.prefixes, table_of(format)["prefix"]
         keys, section = set(text.keys(())), schema.alone

@@ -107,6 +107,14 @@ def test_a_deepspeed_json_becomes_another_file(script):
     assert "nothing to do" in call("migrate", "new.yaml").stdout
 
 
+def test_the_arguments_of_a_trainer_in_a_script_are_a_configuration(script):
+    script.write_text("from transformers import TrainingArguments\nargs = TrainingArguments('out', bf16=True)\n")
+    done = call("migrate", "train.py", "--model", "gpt2-124m", "--gpu", "A100", "--gpus", "8", "--write")
+
+    assert "after (fsdp2)" in done.stdout
+    assert 'fsdp_config={"version": 2, "reshard_after_forward": True})' in script.read_text()
+
+
 def test_a_file_that_is_not_there_is_one_sentence():
     done = call("migrate", "nowhere.py")
 

@@ -20,7 +20,6 @@ CASES = {
     f"{case['name']}|{case['file']}": (case["text"], None if "gpus" in case["cluster"] else case.get("gpus", 16))
     for path in sorted((CONFIGURATIONS / "cases").glob("*.toml"))
     for case in tomllib.loads(path.read_text())["case"]
-    if not case["file"].endswith(".py")
 }
 """Texts, and how many GPUs are given beside them."""
 OF_THE_WAY = ("api", "wrap", "reshard_after_forward", "reduce_dtype", "forward_prefetch", "backward_prefetch")
@@ -172,6 +171,37 @@ fsdp_config:
   cpu_offload: true
 learning_rate: 1e-5
 """
+    )
+
+
+CALL = """\
+import sys
+from transformers import TrainingArguments
+FSDP = dict(version=1, use_orig_params=True)  # since March
+args = TrainingArguments(
+    sys.argv[1],  # µ
+    bf16=True,
+    fsdp="full_shard offload",  # words
+    fsdp_transformer_layer_cls_to_wrap="LlamaDecoderLayer",
+    fsdp_config=FSDP,
+)
+"""
+
+
+def test_a_call_in_python_is_changed_where_it_stands(tmp_path):
+    assert (
+        migrated(tmp_path, CALL, "args.py").new
+        == """\
+import sys
+from transformers import TrainingArguments
+FSDP = dict(version=2, reshard_after_forward=True, transformer_layer_cls_to_wrap=["LlamaDecoderLayer"], cpu_offload=True)  # since March
+args = TrainingArguments(
+    sys.argv[1],  # µ
+    bf16=True,
+    fsdp=True,  # words
+    fsdp_config=FSDP,
+)
+"""  # noqa: E501
     )
 
 
