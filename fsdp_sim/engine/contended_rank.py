@@ -18,6 +18,7 @@ from typing import cast
 
 from fsdp_sim.engine.contention import Contention, rates_of
 from fsdp_sim.engine.dependencies import Dependencies, Stop, dependencies
+from fsdp_sim.engine.kinds import marks_in
 from fsdp_sim.engine.repetition import Flight, Repetition
 from fsdp_sim.engine.run import OpTimes, at_rank
 from fsdp_sim.engine.seconds import OpCosts
@@ -38,7 +39,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
     starts, late, due, flying = flight.starts, flight.late, flight.due, flight.flying
-    repetition = Repetition(order, {} if rates.per_unit else costs.kinds.marks, flight)
+    repetition = Repetition(order, {} if rates.per_unit else marks_in(program, costs.kinds), flight)
     marks, awaited_by = repetition.marks, order.awaited_by
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0

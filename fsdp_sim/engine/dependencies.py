@@ -18,6 +18,7 @@ from fsdp_sim.timeline import Lane, lane_of
 
 Frontier = dict[str | None, int]  # lane (or, of asynchronous collectives, their communicator) -> its last operation
 _OP, _WAIT, _WAIT_STREAM, _RECORD = Kind.OP, Kind.WAIT, Kind.WAIT_STREAM, Kind.RECORD
+_new = tuple.__new__  # of a NamedTuple, at half the time
 _ABOUT_MEMORY = frozenset({Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM})
 
 
@@ -74,7 +75,6 @@ class Dependencies:
         ops: the operations; their number is their place here.
         before: of each operation what it comes after, by why.
         stops: where the CPU waits.
-        about_memory: the instructions that are about memory.
 
     Raises:
         ValueError: the program waits for an event that nothing has recorded.
@@ -84,13 +84,14 @@ class Dependencies:
         self.ops: tuple[Instruction, ...] = program.ops
         self.before: list[Before] = []
         self.stops: list[Stop] = []
-        self.about_memory: list[AboutMemory] = []
+        self._about_memory: list[tuple[int, int, tuple[int, ...], Frontier]] = []
         try:
             self._follow(program, on_cpu)
         except KeyError as error:
             raise ValueError(f"the program waits for event {error}, which nothing has recorded before") from error
 
     def _follow(self, program: Program, on_cpu: bool) -> None:
+        before, about_memory = self.before.append, self._about_memory.append
         own: dict[Lane | None, int] = {}
         frontiers: dict[Lane | None, Frontier] = {lane: {} for lane in Lane}
         recorded: dict[int, Frontier] = {}
@@ -103,8 +104,7 @@ class Dependencies:
             if kind is _OP:
                 name, frontier, previous = i.communicator, frontiers[lane], own.get(lane, -1)
                 events = tuple([op for op in frontier.values() if op != previous])
-                before = Before(previous, last_of.get(name, -1) if name else -1, events, tuple(cpu.values()))
-                self.before.append(before)
+                before(_new(Before, (previous, last_of.get(name, -1) if name else -1, events, tuple(cpu.values()))))
                 if name:
                     last_of[name] = k
                 elif on_cpu:
@@ -116,7 +116,7 @@ class Dependencies:
                 k += 1
                 stops_since = ()
             elif kind in _ABOUT_MEMORY:
-                self.about_memory.append(AboutMemory(number, k, stops_since, tuple(frontiers[lane].values())))
+                about_memory((number, k, stops_since, frontiers[lane]))
             elif kind is _RECORD:
                 recorded[i.event] = frontiers[lane]
             elif kind is _WAIT or kind is _WAIT_STREAM:
@@ -138,6 +138,11 @@ class Dependencies:
                 cpu = _merge(cpu, until)
                 self.stops.append(Stop(number, k, tuple(until.values())))
                 stops_since += (number,)
+
+    @cached_property
+    def about_memory(self) -> list[AboutMemory]:
+        """The instructions that are about memory."""
+        return [AboutMemory(number, k, stops, tuple(on.values())) for number, k, stops, on in self._about_memory]
 
     @cached_property
     def after(self) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ What is asked of a cost model is asked once for each kind, and layers of one kin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
@@ -49,9 +49,8 @@ class OpKinds:
         first: of each kind the first operation.
     """
 
-    def __init__(self, program: Program, keys: Iterable[object]) -> None:
-        self._program = program
-        self.of, self.first = _numbered(program.ops, keys)
+    def __init__(self, ops: Sequence[Instruction], keys: Iterable[object]) -> None:
+        self.of, self.first = _numbered(ops, keys)
         self._by: dict[tuple[str, ...], Numbered] = {}
 
     def spread(self, values: Sequence[_T]) -> list[_T]:
@@ -65,15 +64,16 @@ class OpKinds:
             self._by[fields] = self.spread(of), first
         return self._by[fields]
 
-    @cached_property
-    def stretches(self) -> list[Stretch]:
-        """Where operations of the same kinds, with the same dependencies, come again and again."""
-        return stretches(self.of, dependencies(self._program, on_cpu=False))
 
-    @cached_property
-    def marks(self) -> dict[int, Stretch]:
-        """An operation of each period of the stretches."""
-        return marks_of(self.stretches, dependencies(self._program, on_cpu=False))
+def stretches_of(program: Program, kinds: OpKinds) -> list[Stretch]:
+    """Where operations of the same kinds, with the same dependencies, come again and again."""
+    return program.once(("stretches", kinds), lambda: stretches(kinds.of, dependencies(program, on_cpu=False)))
+
+
+def marks_in(program: Program, kinds: OpKinds) -> dict[int, Stretch]:
+    """An operation of each period of the stretches."""
+    order = dependencies(program, on_cpu=False)
+    return program.once(("marks", kinds), lambda: marks_of(stretches_of(program, kinds), order))
 
 
 def kinds_of(program: Program, alike: Alike) -> OpKinds:
@@ -83,15 +83,14 @@ def kinds_of(program: Program, alike: Alike) -> OpKinds:
         alike: operations of units that are alike are of one kind if they are the same operation of the same size in
             groups of the same size.
     """
-
     return program.once(("kinds", tuple(alike), tuple(alike.values())), partial(_kinds, program, alike))
 
 
 def _kinds(program: Program, alike: Alike) -> OpKinds:
     keys = map(_SIZE, program.ops)
-    return OpKinds(program, [(op, alike.get(unit, unit), *size) for op, unit, *size in keys])
+    return OpKinds(program.ops, ((op, alike.get(unit, unit), *size) for op, unit, *size in keys))
 
 
 def kinds_of_each(program: Program) -> OpKinds:
     """Each operation is of a kind of its own."""
-    return program.once("kinds of each", lambda: OpKinds(program, range(len(program.ops))))
+    return program.once("kinds of each", lambda: OpKinds(program.ops, range(len(program.ops))))

@@ -61,6 +61,8 @@ def stretches(kinds: Sequence[int], order: Dependencies) -> list[Stretch]:
         if k < done:
             continue
         for mark in marks[place + 1 : place + 1 + LARGEST_PERIOD]:
+            if signs[mark] != signs[k]:
+                continue
             period = mark - k
             first, end = _alike(signs, k, period, done)
             if end - first >= LEAST_PERIODS * period:
@@ -79,11 +81,18 @@ def _bounded(found: Sequence[tuple[int, int, int]], after: Sequence[Sequence[int
     outside: list[list[int]] = [[] for _ in found]
     held = [len(after)] * (len(after) + 1)  # of each place: before which no operation from there on comes
     for one in reversed(range(len(after))):
-        held[one] = min(held[one + 1], max(after[one], default=-1))
-        if (inside := number_of[one]) >= 0:
-            reach[inside] = max(reach[inside], one - min(after[one], default=one))
-        for number in {number_of[before] for before in after[one]} - {inside, -1}:
-            outside[number].append(one)
+        inside, least, last = number_of[one], one, -1
+        for before in after[one]:
+            if before < least:
+                least = before
+            if before > last:
+                last = before
+            number = number_of[before]
+            if number not in (inside, -1) and outside[number][-1:] != [one]:
+                outside[number].append(one)
+        held[one] = last if last < held[one + 1] else held[one + 1]
+        if inside >= 0 and one - least > reach[inside]:
+            reach[inside] = one - least
     return [
         Stretch(first, end, period, reach[n], tuple(reversed(outside[n])), held[end] if end < len(after) else end)
         for n, (first, end, period) in enumerate(found)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose import TIPS
+from fsdp_sim.explore.garbage import seldom_collected
 from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
 from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
@@ -128,6 +129,7 @@ def _default(name: str) -> Any:
     return Plan.__dataclass_fields__[name].default
 
 
+@seldom_collected()
 def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any) -> list[Change]:
     """Find the changes with which the model fits the cluster, fastest first, as few at a time as will do.
 
@@ -174,6 +176,7 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
     return []
 
 
+@seldom_collected()
 def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Change]:
     """Of what `diagnose` advises against what a step waits for, what makes training faster and fits, the best first.
 

@@ -22,6 +22,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.explore.garbage import SELDOM, seldom_collected
 from fsdp_sim.explore.pareto import MAY_FIT, front_of
 from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
@@ -210,7 +211,8 @@ class Sweep:
         start = len(self.done)
         simulated = partial(row_of, played=len(self) <= MOST_PLAYED)
         if self.processes == 1 or len(self) - start <= CHUNK:
-            yield from map(simulated, self._texts(start))
+            with seldom_collected():
+                yield from map(simulated, self._texts(start))
             return
         owners = list(self.owners(start))
         with ExitStack() as stack:
@@ -273,9 +275,9 @@ def _pool() -> Pool:
 
 
 def _collect_seldom() -> None:
-    """Collect garbage seldom: a program is thousands of tuples without cycles, which it would search in vain."""
+    """See `seldom_collected`."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(*SELDOM)
 
 
 def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.explore.bounds import Bounds
 from fsdp_sim.explore.changes import MAX_BLOCKS_TRIED, changes_that_fit
+from fsdp_sim.explore.garbage import seldom_collected
 from fsdp_sim.explore.pareto import pareto
 from fsdp_sim.explore.search import Outcome, Search
 from fsdp_sim.explore.space import Space, space_of
@@ -93,6 +94,7 @@ class Tuned:
         return simulate(self.model, self.space.cluster, self.best.plan, **self.options)
 
 
+@seldom_collected()
 def tune(
     model: str | Model,
     cluster: Cluster,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsdp_sim.diagnose import RunCauses
 from fsdp_sim.engine import Contention, run
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.kinds import kinds_of
+from fsdp_sim.engine.kinds import kinds_of, stretches_of
 from fsdp_sim.engine.repetition import Repetition
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -97,7 +97,7 @@ def test_most_layers_are_played_at_once(issue_s, forward, backward, moves, monke
 def test_stretches_are_the_layers_in_forward_and_in_backward():
     units, alike = model([0, 1] * 10)
     program = build(units, Plan(), 4)
-    found = kinds_of(program, alike).stretches
+    found = stretches_of(program, kinds_of(program, alike))
 
     ops = program.ops
     assert [ops[(one.first + one.end) // 2].phase for one in found] == [Phase.FORWARD, Phase.BACKWARD]
@@ -107,7 +107,7 @@ def test_stretches_are_the_layers_in_forward_and_in_backward():
         for k in range(one.first + one.period, one.end):
             before, here = ops[k - one.period], ops[k]
             assert (before.op, alike[before.unit], before.bytes) == (here.op, alike[here.unit], here.bytes)
-    assert kinds_of(program, {}).stretches == []
+    assert stretches_of(program, kinds_of(program, {})) == []
 
 
 def test_what_bounds_a_stretch_of_many_is_what_comes_after_its_operations():
@@ -115,7 +115,7 @@ def test_what_bounds_a_stretch_of_many_is_what_comes_after_its_operations():
     units, alike = model([0] * 40)
     program = build(units, Plan(grad_accum=3), 4)
     after = dependencies(program, on_cpu=False).after
-    found = kinds_of(program, alike).stretches
+    found = stretches_of(program, kinds_of(program, alike))
 
     assert len(found) == 6  # forward and backward of each micro-batch
     for one in found:
