@@ -84,8 +84,9 @@ def migrate(
     """Rewrite a script or a configuration for FSDP2: a diff, what stays the same, what differs, what to test.
 
     A script has FSDP1 or DDP, or calls TrainingArguments or TRL's; it is read, never run. A configuration, with FSDP1,
-    DDP or DeepSpeed, is Accelerate's, transformers', TRL's, LLaMA-Factory's or axolotl's, or a DeepSpeed JSON, which
-    becomes Accelerate's YAML. With a model and GPUs both steps are simulated: milliseconds, memory, bytes on the wire.
+    DDP or DeepSpeed, is Accelerate's, transformers', TRL's, LLaMA-Factory's, axolotl's or verl's, or a DeepSpeed JSON,
+    which becomes Accelerate's YAML. With a model and GPUs both steps are simulated: milliseconds, memory, bytes on
+    the wire.
 
     \b
     Examples:

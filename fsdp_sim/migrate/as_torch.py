@@ -24,7 +24,7 @@ def torch_script(path: str, texts: Mapping[str, str]) -> str:
     job = resolve(request_of_texts({**texts, "config": path}))
     old = read(path, gpus=job.cluster.gpus)
     source = source_of(old) or str(old.plan["api"])
-    plan = promised(old, source, {"silent": ()})
+    plan = promised(old, source, {"silent": (), "plugin": True})
     if plan["wrap"] == "embed_block_head" and source != "fsdp2":
         plan["wrap"] = "block"  # Accelerate's other units are not what the file asked for
     plan["reduce_dtype"] = old.plan.get("reduce_dtype", "fp32")  # DDP's

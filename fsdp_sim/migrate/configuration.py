@@ -50,10 +50,17 @@ def migration_of_configuration(path: str, text: str, gpus: int | None = None) ->
     if not table:
         raise ValueError(
             f"{path} is a configuration of {old.package}, which is not migrated yet; Accelerate's, DeepSpeed's, "
-            f"transformers', TRL's, LLaMA-Factory's and axolotl's are. fsdp-sim lint {path} looks for its traps"
+            f"transformers', TRL's, LLaMA-Factory's, axolotl's and verl's are. fsdp-sim lint {path} looks for its traps"
         )
     names = dict.fromkeys((table.get("like", format), format))
-    same, differs, test = told([f"configuration-{source}", *names, *(f"{name}-{source}" for name in names)])
+    same, differs, test = told(
+        [
+            f"configuration-{source}",
+            f"plugin-{source}" * table["plugin"],
+            *names,
+            *(f"{name}-{source}" for name in names),
+        ]
+    )
     found = Migration(
         file=path, source=[source], changed=True, same=same, differs=differs, test=test,
         notes=list(old.remarks), defaults=list(old.defaults),
@@ -87,7 +94,7 @@ def source_of(old: Configuration) -> str:
     if old.given.get("distributed_type") == "NO":
         return ""
     if old.plan["api"] == "fsdp2":
-        return "fsdp2" * any(one.startswith(f"{table.get('version')}=") for one in old.filled)
+        return "fsdp2" * any(one.startswith(f"{key}=") for key in table.get("version", ()) for one in old.filled)
     return str(old.plan["api"])
 
 
@@ -101,6 +108,11 @@ def promised(old: Configuration, source: str, table: Mapping[str, Any]) -> dict[
     }  # fmt: skip
     wrap, strategy = old.plan.get("wrap", "block"), old.plan.get("sharding_strategy", "FULL_SHARD")
     keeps = old.plan["api"] in ("zero1", "zero2") or strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
+    if not table["plugin"]:
+        kept = {name: old.plan[name] for name in ("wrap", "reduce_dtype", "shard_size") if name in old.plan}
+        ahead = 1 if old.plan.get("forward_prefetch") else None
+        own = {"api": "fsdp2", "reshard_after_forward": not keeps, "forward_prefetch": ahead, "cpu_offload": False}
+        return plan | kept | own
     plan |= {
         "api": "fsdp2", "wrap": "embed_block_head" if wrap == "block" else wrap,
         "reshard_after_forward": False if keeps else None,
@@ -173,8 +185,14 @@ def _rewrite(text: YamlText | CallText, old: Configuration, format: str, source:
             keys.put(key, value)
     for key in table["off"].get(source, ()):
         keys.drop(key)
-    keys.put(table["version"], 2, instead=table["place"])
-    keys.put(table["reshard"], plan["reshard_after_forward"] is not False, instead=f"{SECTION}.sharding_strategy")
+    has = {key.partition(".")[0] for key in said}
+    version = next((key for key in table["version"] if key.partition(".")[0] in has), table["version"][-1])
+    keys.put(version, table["is"], instead=table["place"])
+    for key in table["beside"]:
+        if keys.written(key):
+            keys.put(key, table["is"])
+    if table["reshard"]:
+        keys.put(table["reshard"], plan["reshard_after_forward"] is not False, instead=f"{SECTION}.sharding_strategy")
     for key, now in table["moved"].items():
         if key in said:
             value = said[key]
@@ -187,7 +205,7 @@ def _rewrite(text: YamlText | CallText, old: Configuration, format: str, source:
     for key, value in table["also"].items() if source != "fsdp2" else ():
         if not keys.written(key):
             keys.put(key, value)
-    if shards := plan.get("shard_size"):
+    if table["mesh"] and (shards := plan.get("shard_size")):
         for key, value in zip(table["mesh"], (old.cluster["gpus"] // shards, shards), strict=True):
             keys.put(key, value)
     for one in _that_apply(old, table):
@@ -257,11 +275,11 @@ def _look_at(text: str, old: Configuration, table: Mapping[str, Any], source: st
             "learning_rate, lr_scheduler_type. Batch, clipping and dtype were the arguments' already, or it did not "
             "start."
         ), must=False)  # fmt: skip
-    words = old.given.get("fsdp")
-    asked = [word for word in words if word.upper() in PASSED_OVER] if isinstance(words, tuple) else []
+    given = old.given.get("fsdp")
+    asked = next((one for one in given if one.upper() in PASSED_OVER), "") if isinstance(given, tuple) else ""
     if source == "fsdp1" and asked:
         yield LookAt(_line(text, "fsdp"), (
-            f"{asked[0]} did nothing with FSDP1 ({old.package} shards fully whatever it says), and so nothing becomes "
+            f"{asked} did nothing with FSDP1 ({old.package} shards fully whatever it says), and so nothing becomes "
             f"of it. If you mean it, write reshard_after_forward: false."
         ), must=False)  # fmt: skip
 

@@ -13,8 +13,9 @@ from fsdp_sim.migrate.call_text import CallText
 from fsdp_sim.migrate.yaml_text import YamlText
 
 DEFAULTS: dict[str, Any] = {
-    "on": {}, "off": {}, "place": "", "prefix": {}, "bare": [], "silent": [], "also": {}, "moved": {}, "mesh": [],
-    "when": [],
+    "plugin": True, "is": 2, "place": "", "reshard": "",
+    "on": {}, "off": {}, "prefix": {}, "also": {}, "moved": {}, "says": {},
+    "beside": [], "bare": [], "silent": [], "mesh": [], "when": [],
 }  # fmt: skip
 
 

@@ -38,7 +38,9 @@ class YamlText:
     def rename(self, path: tuple[str, ...], name: str) -> None:
         """Give a key another name."""
         *above, key = path
-        self._name(_pair(self._at(tuple(above)), key)[0], name)
+        pair = _pair(self._at(tuple(above)), key)
+        assert pair is not None
+        self._name(pair[0], name)
 
     def _name(self, key: Any, name: str) -> None:
         self._put(key.start_mark.index, key.end_mark.index, json.dumps(name) if key.style == '"' else name)

@@ -298,3 +298,17 @@ def test_a_script_of_torch_takes_a_model(tmp_path):
 
     with pytest.raises(ValueError, match="name it and the GPUs"):
         torch_script(str(tmp_path / "ds.json"), {"model": "gpt2-124m"})
+
+
+def test_verl_changes_each_strategy_and_keeps_off_what_did_nothing(tmp_path):
+    text = """data: {train_batch_size: 64, max_length: 1024, micro_batch_size_per_gpu: 8, use_dynamic_bsz: false}
+engine:
+  strategy: fsdp  # as in May
+  offload_policy: true
+critic: {strategy: fsdp}
+trainer: {n_gpus_per_node: 8}
+"""
+    found = migrated(tmp_path, text, "verl.yaml")
+
+    assert "  strategy: fsdp2  # as in May\n  offload_policy: false\ncritic: {strategy: fsdp2}\n" in found.new
+    assert [(one.line, "did nothing with strategy fsdp" in one.what) for one in found.look] == [(4, True)]
