@@ -6,6 +6,7 @@ Nothing that the function does reaches the notebook but its results, which are d
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from fsdp_sim.timeline import Timeline
 if TYPE_CHECKING:
     from fsdp_sim.ranks import Limits, Network, RanksError
     from fsdp_sim.ranks.board import Record
+    from fsdp_sim.ranks.looks import Look
 
 TIMEOUT_S = 4.0  # in a collective, for a rank that does nothing
 LAST_LINE = re.compile(r'File "[^"]*", line \d+, in (\S+)\n +(?!File ")(\S.*)')
@@ -63,6 +65,8 @@ class TrialRun:
         records: by rank, its account: the collectives in the order in which it issued them.
         written_bytes: by rank, what left its process by the kernel's count; None where the kernel does not say.
         peak_bytes: by rank, the most that tensors held at once; 0 if the trial was not metered.
+        grown_bytes: by rank, by how much its process grew at most while it was metered, as the parent saw it by the
+            kernel's count; None if it was not metered, or where the kernel does not say.
         replaced: names of torch's and the ranks' own functions that the code has replaced.
     """
 
@@ -70,6 +74,7 @@ class TrialRun:
     records: list[list[Record]]
     written_bytes: list[int | None]
     peak_bytes: list[int]
+    grown_bytes: list[int | None]
     replaced: list[str]
     timeline: Timeline
     printed: str
@@ -105,6 +110,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
             records=results.records,
             written_bytes=results.written_bytes,
             peak_bytes=[int(result["peak_bytes"]) for result in results],
+            grown_bytes=[_grown(looks) for looks in results.looks],
             replaced=sorted({name for result in results for name in result["replaced"]}),
             timeline=results.timeline,
             printed=_printed(results.output, trial.ranks),
@@ -116,6 +122,23 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
         raise
     except Exception as error:  # whatever it may have sent back, or written where only the ranks' own code writes
         raise StoppedError(_unread(_line(str(error))), "") from None
+
+
+def _grown(looks: list[Look | None]) -> int | None:
+    """By how much a process grew at most between two looks; where the second did not come, beyond all bounds."""
+    if not looks or looks[0] is None:
+        return None
+    last = looks[-1] if len(looks) > 1 else None
+    return last.most_bytes - looks[0].size_bytes if last else sys.maxsize
+
+
+def tensor_bytes(given: Any) -> int:
+    """Of the tensors in what a function is given: alone, in lists, or in modules."""
+    if isinstance(given, list | tuple):
+        return sum(map(tensor_bytes, given))
+    if hasattr(given, "parameters"):
+        return sum(map(tensor_bytes, given.parameters()))
+    return int(getattr(given, "nbytes", 0))
 
 
 def _unread(text: str) -> str:

@@ -14,18 +14,25 @@ def call(
     function: Callable[..., Any], metered: bool, issues: tuple[int, ...], cases: tuple[tuple[Any, ...], ...]
 ) -> dict[str, Any]:
     """Call the function for each case, on this rank; see `fsdp_sim.learn.apart.Trial`."""
+    before: dict[str, tuple[Any, str, Any]]
+    meter: Any
+    looked_at: Any
     warnings.simplefilter("ignore")  # they are for whoever runs code, not for whoever has it checked
     _note_waits()
+    before, meter, looked_at, answers = _originals(), nullcontext(), nullcontext(), []
     if metered:
+        import torch
+
         from fsdp_sim.measure import storages
         from fsdp_sim.measure.live_bytes import CPUMeter, live_bytes
+        from fsdp_sim.ranks import looks
 
-        before = _originals(CPUMeter, storages)
-        meter: Any = live_bytes()
-    else:
-        before, meter = _originals(), nullcontext()
-    answers = []
-    with meter:
+        torch.set_num_threads(1)  # others take memory when they start
+        before = _originals(CPUMeter, storages, looks)
+        meter, looked_at = live_bytes(), looks.looked_at()
+        if hasattr(function, "bring"):
+            function.bring()
+    with meter, looked_at:
         for case, times in zip(cases, issues or (1,) * len(cases), strict=True):
             with fsdp_issues(times):
                 answers.append(function(*case))

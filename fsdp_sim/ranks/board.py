@@ -44,6 +44,8 @@ STATUS = np.dtype(
         ("ready_s", "f8"),  # when the process group had done its first all-reduce
         ("progress", "i8"),
         ("total", "i8"),
+        ("asked", "i8"),  # how often the rank has asked the parent to look at it, see `looks`
+        ("looked", "i8"),  # how often the parent has
     ]
 )
 
@@ -189,8 +191,12 @@ class BoardView:
             return []
         records = self._records(rank, first, last)
         self._taken[rank] = last
-        os.pwrite(self._file, STATUS["read"].type(last).tobytes(), STATUS.itemsize * rank + _offset_of("read"))
+        self._write(rank, "read", last)
         return records
+
+    def answer(self, rank: int, looked: int) -> None:
+        """Tell a rank how often it has been looked at."""
+        self._write(rank, "looked", looked)
 
     def latest(self, rank: int, first: int = 0) -> list[Record]:
         """The records of a rank from ``first`` on that have not been overwritten."""
@@ -205,6 +211,9 @@ class BoardView:
             first += count
         records = [_record(*row) for row in rows]
         return records if self._sources else [record._replace(source="") for record in records]
+
+    def _write(self, rank: int, name: str, value: int) -> None:
+        os.pwrite(self._file, STATUS[name].type(value).tobytes(), STATUS.itemsize * rank + _offset_of(name))
 
     def _bytes(self, count: int, place: int) -> bytes:
         data = os.pread(self._file, count, place)

@@ -19,6 +19,7 @@ from fsdp_sim.ranks.board import Record
 from fsdp_sim.ranks.inbox import ErrorMessage, Inbox, MessageError, ResultMessage
 from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import LimitMonitor, Limits, written_bytes
+from fsdp_sim.ranks.looks import Look, Looks
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.pickling import pack, unpack
@@ -63,6 +64,7 @@ class Results(list[Any]):
         records: by rank, the collectives that it put on the board (the last 2,048), in order.
         written_bytes: by rank, what its process wrote to sockets and files, without its output and its result, by the
             kernel's count, which the function cannot change; None where the kernel does not say.
+        looks: by rank, how large its process was each time that it asked to be looked at.
         ready_s: seconds until all ranks had joined and done one all-reduce; ``wall_s``: until all had returned.
     """
 
@@ -70,6 +72,7 @@ class Results(list[Any]):
     output: Output
     records: list[list[Record]]
     written_bytes: list[int | None]
+    looks: list[list[Look | None]]
     ready_s: float
     wall_s: float
 
@@ -155,7 +158,8 @@ def run(
 
         inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
         patience_s = timeout_s if device == "cpu" else max(timeout_s, NCCL_TIMEOUT_S)
-        messages = _collect_messages(ranks, inboxes, patience_s, bar, interrupts)
+        looks = Looks(ranks.board, [process.pid or 0 for process in ranks.processes])
+        messages = _collect_messages(ranks, inboxes, patience_s, bar, interrupts, looks)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
         output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
         packed = [message.result for message in messages]
@@ -164,6 +168,7 @@ def run(
         # The first record is the all-reduce with which a rank joined.
         results.records = [ranks.board.latest(rank, first=1) for rank in range(world_size)]
         results.written_bytes = [_on_the_wire(ranks, r, n, inboxes[r]) for r, n in enumerate(written)]
+        results.looks = looks.seen
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
     events = [event for message in messages for event in _events(message.events, limits)]
     if not limits:  # else it is another's code, which may name any file
@@ -217,7 +222,7 @@ def _gpus(world_size: int | None, device: str, **for_cores: object) -> list[str]
 
 
 def _collect_messages(
-    ranks: launch.Ranks, inboxes: list[Inbox], timeout_s: float, bar: ProgressBar, interrupts: Interrupts
+    ranks: launch.Ranks, inboxes: list[Inbox], timeout_s: float, bar: ProgressBar, interrupts: Interrupts, looks: Looks
 ) -> list[ResultMessage]:
     """Wait for every rank's message, watching the board.
 
@@ -239,6 +244,7 @@ def _collect_messages(
             if view.state is RankState.RUNNING:
                 _receive(ranks.processes[view.rank], inboxes[view.rank], view, messages)
         verdict = watchdog.check()
+        looks.update()
         bar.update()
         if verdict is None and monitor is not None and (exceeded := monitor.exceeded()):
             verdict = _limit_verdict(*exceeded, views)

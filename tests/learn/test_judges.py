@@ -30,6 +30,7 @@ def ran(answers: list[list[Any]] | None = None, **more: Any) -> TrialRun:
         "records": [[]] * ranks,
         "written_bytes": [None] * ranks,
         "peak_bytes": [0] * ranks,
+        "grown_bytes": [None] * ranks,
         "replaced": [],
         "timeline": Timeline(Header(producer="tests", clock="measured", world_size=ranks), []),
         "printed": "",

@@ -80,6 +80,7 @@ def together(trial: Trial, of_ranks: tuple[dict[str, Any], ...]) -> TrialRun:
         records=[of["records"] for of in of_ranks],
         written_bytes=[of["written_bytes"] for of in of_ranks],
         peak_bytes=[int(of["peak_bytes"]) for of in of_ranks],
+        grown_bytes=[None] * trial.ranks,  # of all answers together
         replaced=sorted({name for of in of_ranks for name in of["replaced"]}),
         timeline=Timeline(header, [event for of in of_ranks for event in of["events"]]),
         printed="",

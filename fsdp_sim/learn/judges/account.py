@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fsdp_sim.learn.apart import Trial, TrialRun
+from fsdp_sim.learn.apart import Trial, TrialRun, tensor_bytes
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.spec.plan import DTYPE_BYTES
 from fsdp_sim.timeline import RING_PASSES
@@ -26,6 +26,7 @@ RINGS = {op: RING_PASSES[op] for op in ("all_gather", "reduce_scatter", "all_red
 GLOO = RINGS | {"reduce_scatter": RINGS["all_reduce"]}  # gloo reduces everything to everyone, and drops the rest
 SIZELESS = ("all_to_all", "gather", "scatter", "broadcast", "reduce")  # which rank sends how much is not on record
 KERNEL = (0.8, 1.25)  # how far the kernel's bytes may be from the account's
+UNMETERED_BYTES = 3 * 2**19
 
 
 class Check(Protocol):
@@ -211,20 +212,31 @@ class PeakBytes(_Bounded):
     """The most bytes that the tensors of each rank hold at once.
 
     Attributes:
-        kept: bytes that a rank holds at least, given its account: what it does not gather again it has kept. The meter
-            counts in the learner's process, which could change it; what it says is held against the wire.
+        unmetered: bytes by which a process may grow besides, see `belied`.
     """
 
-    kept: Callable[[Trial, Sequence[Record]], float] | None = None
+    unmetered: int = UNMETERED_BYTES
 
     def look(self, trial: Trial, ran: TrialRun) -> Finding:
-        for rank, (found, records) in enumerate(zip(ran.peak_bytes, ran.records, strict=True)):
-            if self.kept and found < 0.99 * (least := self.kept(trial, records)):
-                gathers = sum(record.op == "all_gather" for record in records)
-                return Finding(
-                    Grade.NOT_YET,
-                    f"rank {rank}: its meter shows {found:,} bytes held at once; its account shows {gathers} "
-                    f"all-gathers, with which at least {least:,.0f} are held, for what is not gathered again is kept; "
-                    "the two cannot both be true: does your code change the meter?",
-                )
+        for rank, (found, cases) in enumerate(zip(ran.peak_bytes, trial.each, strict=True)):
+            if why := belied(ran, rank, found - tensor_bytes(cases), self.unmetered):  # what is given was there
+                return Finding(Grade.NOT_YET, why)
         return self._grade("held at once", ran.peak_bytes, trial)
+
+
+def belied(ran: TrialRun, rank: int, taken: int, unmetered: int = UNMETERED_BYTES) -> str:
+    """Why a rank's meter cannot be right, or nothing. The meter counts in the learner's process, which could change it,
+    so it is held against how much that process grew.
+
+    Args:
+        taken: bytes that the meter saw taken, beyond what was given.
+        unmetered: bytes besides: buffers of gloo's, the growth of Python's own memory.
+    """
+    grown = ran.grown_bytes[rank]
+    if grown is None or grown <= max(taken, 0) + unmetered:
+        return ""
+    return (
+        f"rank {rank}: its meter shows {max(taken, 0):,} bytes taken while your code ran, and the kernel saw its "
+        f"process grow by {grown:,}; do you keep what the meter does not see, or import or start something inside the "
+        "function?"
+    )

@@ -306,31 +306,31 @@ class TestWhatIsLeft:
         assert not left
 
 
-MEMORY = "step_in_least_memory"
 FINDS_THE_METER = """
 import sys
-import torch
-import torch.distributed as dist
 
-def step_in_least_memory(shards, x, forward, backward):
+KEPT = []
+
+def {name}(*given):
     frame = sys._getframe()
     while "meter" not in frame.f_locals:
         frame = frame.f_back
-    meter = frame.f_locals["meter"]
-    wholes, inputs, gradients = [], [], []
-    for shard in shards:
-        wholes.append(torch.empty(2 * shard.shape[0], shard.shape[1]))
-        dist.all_gather_into_tensor(wholes[-1], shard)
-        inputs.append(x)
-        x = forward(wholes[-1], x)
-    for shard, whole, given in zip(shards[::-1], wholes[::-1], inputs[::-1]):
-        gradient, x = backward(whole, given, x)
-        gradients.insert(0, torch.empty_like(shard))
-        dist.reduce_scatter_tensor(gradients[0], gradient)
-        gradients[0] /= 2
+    meter, answer = frame.f_locals["meter"], solved(*given)
     {patch}
-    return gradients
+    return answer
 """
+CLASS = "type(meter).peak_bytes = property(lambda self: {says})"
+OTHER = "meter.__class__ = type('M', (type(meter),), {'peak_bytes': property(lambda self: {says}, lambda *_: None)})"
+
+
+def keeps(name: str, edit: tuple[str, str], patch: str, says: int) -> str:
+    """The solution that keeps what it should let go, and has its meter say what would be right."""
+    source = solved(name).replace(f"def {name}(", "def solved(")
+    assert edit[0] in source
+    found = FINDS_THE_METER.replace("{patch}", patch).replace("{name}", name).replace("{says}", str(says))
+    return source.replace(*edit) + found
+
+
 DUMMIES = """
 import torch
 import torch.distributed as dist
@@ -346,19 +346,25 @@ def freed_after_forward():
     return True, sum(n for op, n in counted.get_comm_counts().items() if "gather" in str(op))
 """
 CHEATS = {
-    "keeps all units whole and makes its meter's class say less": (
-        MEMORY,
-        FINDS_THE_METER.replace("{patch}", "type(meter).peak_bytes = property(lambda self: 2252800)"),
+    "makes its meter's class say less": (
+        "case_11",
+        keeps("case_11", ("shard /= ranks", "shard /= ranks\n            KEPT.append(gradient)"), CLASS, 1_641_600),
         "your code replaced CPUMeter.peak_bytes",
     ),
-    "keeps all units whole and gives its meter another class": (
-        MEMORY,
-        FINDS_THE_METER.replace(
-            "{patch}",
-            "meter.__class__ = type('M', (type(meter),), {'peak_bytes': property(lambda self: 2252800, "
-            "lambda self, value: None)})",
+    "keeps units whole after their use, which no collective shows, and gives its meter another class": (
+        "prefetch_one_ahead",
+        keeps("prefetch_one_ahead", ("work.wait()", "work.wait()\n        KEPT.append(whole)"), OTHER, 2_053_120),
+        "its meter shows 823,040 bytes taken while your code ran, and the kernel saw its process grow by",
+    ),
+    "does so where malloc has memory left, and nobody communicates": (
+        "reshard_checkpoint",
+        keeps(
+            "reshard_checkpoint",
+            ("return", "KEPT.append(torch.stack([torch.cat(shards)] * 2))\n    return"),
+            OTHER,
+            7_250_000,
         ),
-        "its meter shows 2,252,800 bytes held at once; its account shows 4 all-gathers",
+        "and the kernel saw its process grow by",
     ),
     "settles a claim with a full set of empty collectives, which it even counts": (
         "freed_after_forward",
@@ -369,7 +375,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_what_the_code_says_of_itself_is_held_against_what_crossed_the_wire(cheat: str) -> None:
+def test_what_the_code_says_of_itself_is_held_against_what_others_saw(cheat: str) -> None:
     name, code, said = CHEATS[cheat]
     verdict = judge(load(name), Written(name, code))
     assert not verdict.passed

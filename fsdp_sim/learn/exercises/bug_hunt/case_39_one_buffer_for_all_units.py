@@ -12,7 +12,7 @@ from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
-RANKS, UNITS, WIDTH, ROWS = 2, 4, 256, 4
+RANKS, UNITS, WIDTH, ROWS = 2, 4, 384, 4
 UNIT_BYTES = WIDTH * WIDTH * 4
 
 

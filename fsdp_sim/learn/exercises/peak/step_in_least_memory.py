@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
-
-if TYPE_CHECKING:
-    from fsdp_sim.ranks.board import Record
 
 RANKS, UNITS, WIDTH = 2, 4, 320
 UNIT_BYTES = WIDTH * WIDTH * 4
@@ -91,12 +85,6 @@ def least_bytes(trial: Trial) -> int:
     return UNITS * UNIT_BYTES // RANKS + 2 * UNIT_BYTES + (UNITS - 1) * UNIT_BYTES // RANKS
 
 
-def kept_bytes(trial: Trial, records: Sequence[Record]) -> float:
-    """Held when backward begins: the shards, a gradient, and whole each unit that is not gathered a second time."""
-    gathers = sum(record.op == "all_gather" for record in records)
-    return UNITS * UNIT_BYTES / RANKS + UNIT_BYTES + max(1, 2 * UNITS - gathers) * UNIT_BYTES
-
-
 EXERCISE = Exercise(
     title="Train a step within the least memory",
     kind=ExerciseKind.CODE,
@@ -134,7 +122,6 @@ EXERCISE = Exercise(
                 good=1.05,
                 passes=1.35,
                 cure="free a unit after its forward and gather it again, and reduce each gradient at once",
-                kept=kept_bytes,
             ),
         ),
         metered=True,

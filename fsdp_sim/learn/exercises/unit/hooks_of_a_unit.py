@@ -12,7 +12,7 @@ from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks, PeakBytes
 
-RANKS, UNITS, WIDTH = 4, 3, 256
+RANKS, UNITS, WIDTH = 4, 3, 400
 
 
 def hooks_of_a_unit(make_units, shards, train):

@@ -1,0 +1,117 @@
+"""How much memory a rank takes, by the kernel's count, read by the parent: the code that runs in the rank cannot change
+it.
+
+The kernel knows the size of a process, and the most that it ever was. Where each tensor of some size is a mapping of
+its own, what it says follows the tensors to a page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fsdp_sim.ranks.board import BoardView
+
+MMAP_BYTES = 2**16  # larger pieces of memory are to be mappings of their own
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX = -3, -1, -8  # of glibc's malloc.h
+TRIED_BYTES, TRIES = 2**20, 4
+PIECES_BYTES, MOST_PIECES = [2**power for power in range(24, 16, -1)], 64
+LOOK_S = 0.001
+
+
+class Look(NamedTuple):
+    """At one moment: the size of a process, and the most that it ever was."""
+
+    size_bytes: int
+    most_bytes: int
+
+
+def look(pid: int | str) -> Look | None:
+    """None where the kernel does not say."""
+    with contextlib.suppress(OSError, KeyError):
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return Look(*(int(lines[name].split()[0]) * 1024 for name in ("VmSize", "VmPeak")))
+    return None
+
+
+# ---- In a rank
+
+
+@contextlib.contextmanager
+def looked_at() -> Iterator[None]:
+    """Have the parent look at this rank before and after, where the kernel's count follows what is allocated. It does
+    not where another malloc than glibc's is preloaded, and on macOS."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        yield
+        return
+    libc.malloc.restype = ctypes.c_void_p
+    for name, value in ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, MMAP_BYTES), (M_ARENA_MAX, 1)):
+        libc.mallopt(name, value)
+    filled = _filled(libc)
+    if not any(TRIED_BYTES <= _grows(libc, TRIED_BYTES)[1] <= TRIED_BYTES + MMAP_BYTES for _ in range(TRIES)):
+        yield
+        return
+    before, gap = look("self"), None
+    if before and before.most_bytes > before.size_bytes:  # as large as it ever was: what comes on top shows
+        gap = mmap.mmap(-1, before.most_bytes - before.size_bytes)
+    _ask()
+    yield
+    _ask()
+    del gap
+    for piece in filled:
+        libc.free(ctypes.c_void_p(piece))
+
+
+def _filled(libc: ctypes.CDLL) -> list[int]:
+    """Take what malloc has free, so that what is allocated from now on comes from the kernel: where each piece is."""
+    found = []
+    for size in PIECES_BYTES:
+        for _ in range(MOST_PIECES):
+            piece, grown = _grows(libc, size, keep=True)
+            if grown:
+                libc.free(ctypes.c_void_p(piece))
+                break
+            found.append(piece)
+    return found
+
+
+def _grows(libc: ctypes.CDLL, size: int, keep: bool = False) -> tuple[int, int]:
+    """Allocate a piece: where it is, and by how much the process has grown."""
+    before, piece, after = look("self"), libc.malloc(ctypes.c_size_t(size)), look("self")
+    if not keep:
+        libc.free(ctypes.c_void_p(piece))
+    return piece, after.size_bytes - before.size_bytes if before and after else 0
+
+
+def _ask() -> None:
+    from fsdp_sim.ranks.work import Context  # it imports torch
+
+    status, rank = Context.board.status, Context.rank
+    status["asked"][rank] += 1
+    while status["looked"][rank] < status["asked"][rank]:
+        time.sleep(LOOK_S)
+
+
+# ---- In the parent
+
+
+class Looks:
+    """What was seen of each rank, each time that it asked."""
+
+    def __init__(self, board: BoardView, pids: list[int]) -> None:
+        self._board, self._pids = board, pids
+        self.seen: list[list[Look | None]] = [[] for _ in pids]
+
+    def update(self) -> None:
+        """Look at the ranks that ask."""
+        for rank, (pid, seen) in enumerate(zip(self._pids, self.seen, strict=True)):
+            if len(seen) < int(self._board.status["asked"][rank]):
+                seen.append(look(pid))
+                self._board.answer(rank, len(seen))
