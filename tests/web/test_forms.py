@@ -55,6 +55,10 @@ def test_a_pasted_config_is_answered_by_keyboard_with_memory_as_a_bar_and_a_tabl
     assert "model_type is 'lama'; the nearest that is known is llama" in refused(page)
     assert page.locator("#result").is_hidden()
 
+    page.fill("#config", "")
+    page.click("#form button")
+    assert refused(page) == "Paste a config.json, or choose a model."
+
 
 def test_a_dropped_trace_is_answered_in_the_sentences_of_the_command(opened: Any, live_site: str) -> None:
     page = opened

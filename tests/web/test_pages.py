@@ -58,7 +58,7 @@ def test_an_answer_is_nowhere_on_a_page_but_where_it_is_judged(pages: Path) -> N
     assert not any(load(name).why in unescape(shown) for name, _ in asked if name in names())
     place = shown[shown.index('id="predict-step_of_three_blocks"') :]
     assert 0 < place.index("<details") < place.index("<img")  # the figure that answers is folded
-    assert 0 < place.index("Read on when you have run it") < place.index("Look at the two red boxes")
+    assert 0 < place.index("Read on when you have run it") < place.index("Look at the two pale red boxes")
 
 
 def test_terms_of_the_glossary_have_the_anchors_that_notebooks_link_to(pages: Path) -> None:
@@ -172,7 +172,7 @@ def test_in_a_browser_one_predicts_by_keyboard_and_the_figure_unfolds(pages: Pat
 
     assert "You said 315 ms; it is 245 ms: your estimate is 29% too high." in place.get_by_role("status").inner_text()
     figure.wait_for(state="visible")
-    assert page.get_by_text("Look at the two red boxes").is_visible()
+    assert page.get_by_text("Look at the two pale red boxes").is_visible()
     choices = page.locator("#predict-gathers_hidden_on_a_cpu")
     choices.get_by_role("radio").last.focus()
     page.keyboard.press("Space")

@@ -88,6 +88,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
         context["master_doc"] = "index"
         context["words"] = WORDS
         context["live"] = app.config.live_pages
+        no_icon = '<link rel="icon" href="data:,">'  # else a browser asks for one that is not there
+        context["metatags"] = context.get("metatags", "") + no_icon
         if page == "course":
             context["prev"] = {"link": "./index.html", "title": WORDS["start"]}
 

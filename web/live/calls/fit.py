@@ -39,7 +39,7 @@ def fit(argument: dict[str, Any]) -> dict[str, Any]:
         "answer": f"{job.model.name}, {human_count(result.parameters)} parameters, on {result.gpus:,} {gpus} "
         f"({result.gpu}): {result.fit}.",
         "why": f"{_why(sim)}.",
-        "moment": f"{peak.phase}, {peak.operation}" if peak.operation else "always",
+        "moment": f"in {peak.phase}, at {peak.operation}" if peak.operation else "all the time",
         "limit_bytes": result.memory_limit_bytes,
         "limit": human_bytes(result.memory_limit_bytes),
         "peak": human_bytes(result.peak_memory_bytes),

@@ -39,13 +39,14 @@ function link() {
 
 answering(form, async (say, show) => {
   const question = asked();
+  if (!question.config.trim() && !question.texts.model) throw new Error(WORDS.no_model);
   link();
   say(WORDS.simulating);
   const found = await call("fit", question);
   const rows = found.memory.map(({ category, name, text }) => [[key(category, "key"), name], text]);
   show(
     element("p", { class: "answer" }, found.answer), paragraph(found.why),
-    element("h2", {}, WORDS.memory_at_the_peak), paragraph(`${found.peak}; ${found.moment}`), bar(found),
+    element("h2", {}, WORDS.memory_at_the_peak), paragraph(`${found.peak}, ${found.moment}`), bar(found),
     table(WORDS.memory_at_the_peak, [WORDS.what, WORDS.memory], rows, [1]),
     element("h2", {}, WORDS.step), table(WORDS.step, null, found.numbers, [1]),
   );
