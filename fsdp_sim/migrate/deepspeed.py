@@ -16,7 +16,8 @@ def initialized(
     script.look(
         call,
         "DeepSpeed's engine accumulates, clips, scales and steps by its configuration, which is not rewritten here: "
-        "shard the model with fully_shard, make the optimizer that the configuration names, and write the loop.",
+        "shard the model with fully_shard, make the optimizer that the configuration names, and write the loop. "
+        "fsdp-sim migrate CONFIG.json --as torch writes such a script of its JSON.",
         must=True,
     )
     return None

@@ -1,5 +1,6 @@
 """What one piece of an old script becomes, and what is left to a person, with its line."""
 
+import functools
 import re
 import textwrap
 from pathlib import Path
@@ -36,6 +37,16 @@ def migrated(code, *blocks):
     text = IMPORTS + BLOCKS + textwrap.dedent(code)
     found, _ = migration_of_script(text, "train.py", blocks)
     return found.new.partition("torch.cuda.set_device(0)\n")[2], found
+
+
+TEXTS = {f"{id}-{what}": getattr(one, what) for id, one in examples("script").items() for what in ("trap", "clean")}
+SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
+
+
+@functools.cache
+def of_script(name):
+    """The migration of a script or of an example of lint's."""
+    return migration_of_script((TEXTS | SCRIPTS)[name], f"{name}.py")[0]
 
 
 WRAP = "auto_wrap_policy=ModuleWrapPolicy({Block})"
@@ -178,12 +189,11 @@ def test_each_trap_that_is_named_is_one_of_lints():
     assert {of["rule"] for of in _said().values() if "rule" in of} <= set(rules())
 
 
-@pytest.mark.parametrize("name", ["nanogpt", "fsdp1_everything"])
-def test_lines_end_as_they_did(name):
-    text = (Path(__file__).parent / "scripts" / f"{name}.py").read_text()
+def test_lines_end_as_they_did():
+    text = SCRIPTS["fsdp1_everything"]
     windows, _ = migration_of_script(text.replace("\n", "\r\n"), "train.py")
 
-    assert windows.new == migration_of_script(text, "train.py")[0].new.replace("\n", "\r\n")
+    assert windows.new == of_script("fsdp1_everything").new.replace("\n", "\r\n")
 
 
 def test_a_script_without_a_wrapper_has_nothing_to_do():
@@ -249,17 +259,13 @@ def _line_of(piece, code):
     return (IMPORTS + BLOCKS + textwrap.dedent(code)).partition(piece)[0].count("\n") + 1
 
 
-TEXTS = {f"{id}-{what}": getattr(one, what) for id, one in examples("script").items() for what in ("trap", "clean")}
-SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
-
-
 @pytest.mark.parametrize("name", [name for name, text in (TEXTS | SCRIPTS).items() if re.search(r"FSDP\(|DDP\(", text)])
 def test_a_migration_with_nothing_left_to_do_makes_no_trap(name, tmp_path):
-    old, new = tmp_path / "old.py", tmp_path / "new.py"
-    old.write_text((TEXTS | SCRIPTS)[name])
-    found, _ = migration_of_script(old.read_text(), str(old))
+    found = of_script(name)
     if found.by_hand:
         return
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text((TEXTS | SCRIPTS)[name])
     new.write_text(found.new)
 
     before, after = ({one.rule for one in lint(str(path))[0].findings} for path in (old, new))
