@@ -47,10 +47,13 @@ def migration_of_configuration(path: str, text: str, gpus: int | None = None) ->
     if not source:
         why = "uses FSDP2 already" if old.plan["api"] == "fsdp2" else "starts one process, of which nothing is sharded"
         return Migration(file=path, source=[], changed=False, notes=[f"{path} {why}: nothing to do."]), old
-    if not table:
+    if not table or "refuse" in table:
+        why = table.get(
+            "refuse", "Accelerate's, DeepSpeed's, transformers', TRL's, LLaMA-Factory's, axolotl's and verl's are"
+        )
         raise ValueError(
-            f"{path} is a configuration of {old.package}, which is not migrated yet; Accelerate's, DeepSpeed's, "
-            f"transformers', TRL's, LLaMA-Factory's, axolotl's and verl's are. fsdp-sim lint {path} looks for its traps"
+            f"{path} is a configuration of {old.package}, which is not migrated: {why}. fsdp-sim lint {path} looks for "
+            f"its traps"
         )
     names = dict.fromkeys((table.get("like", format), format))
     same, differs, test = told(

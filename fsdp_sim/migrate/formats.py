@@ -48,7 +48,8 @@ def text_of_configuration(text: str, where: str, format: str) -> YamlText | Call
 
 def calls_a_trainer(text: str) -> bool:
     """Whether a Python text calls what says a configuration that is migrated, such as TrainingArguments."""
-    names = {call for format in _tables() if format != "gone" for call in schema_of(format).calls}
+    formats = [name for name in _tables() if name != "gone" and "refuse" not in _tables()[name]]
+    names = {call for format in formats for call in schema_of(format).calls}
     return re.search(rf"\b({'|'.join(sorted(names))})\(", text) is not None
 
 
