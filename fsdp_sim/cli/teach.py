@@ -112,18 +112,11 @@ def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bo
 
     from fsdp_sim.learn.classroom.grading import answers, grade
     from fsdp_sim.learn.classroom.rollup import MAX_BYTES
-    from fsdp_sim.learn.find import load
 
     data = notebook.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"{notebook.name} is larger than {MAX_BYTES / 1e6:.0f} MB; clear its outputs")
     answered = answers(data)
-    if passed_over := [] if trusted else sorted(name for name in answered if load(name).shares_files):
-        click.echo(
-            f"not graded: {', '.join(passed_over)}: code and judge share files there, which another user has none of; "
-            "look at what was handed in, and run it with --trusted if you trust it",
-            err=True,
-        )
     graded = grade(answered, hide, as_other_user=not trusted)
     if as_json:
         click.echo(msgspec.json.encode(list(graded)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.exercise import IS_A_STUB
@@ -94,11 +94,14 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     Raises:
         StoppedError: it raised, hung, crashed, or used more than its limits; or it cannot be sent.
     """
+    from fsdp_sim.learn.folders import folders_in
     from fsdp_sim.learn.inside import call
     from fsdp_sim.ranks import Limits, RanksError, run
     from fsdp_sim.ranks.launch import NoRoomError, NotStartedError
 
     limits = limits or Limits()
+    if limits.user:
+        limits = replace(limits, user=limits.user.lending(folders_in(trial.each)))
     try:
         results = run(
             call, trial.ranks, trial.called(function), trial.metered, trial.issues,

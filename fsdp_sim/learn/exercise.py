@@ -97,8 +97,6 @@ class Exercise:
             ``pitfall 4``, ``misconception 13`` (part 1), ``misconception 3.6`` (part 2).
         stub: what the learner begins with: the reference's first line and ``return ...``; for a fault the faulty code.
         stub_says: part of what `check` says to the stub; to faulty code, after one has named a cause.
-        shares_files: judge and code use the same files. Another user has none of them, so code that is graded as
-            another user is not graded in this exercise.
 
     Raises:
         ValueError: something about it is not as a learner may expect; the message names the exercise and the fault.
@@ -121,7 +119,6 @@ class Exercise:
     targets: str = ""
     stub: Callable[..., Any] = unwritten
     stub_says: str = IS_A_STUB
-    shares_files: bool = False
     name: str = field(default="", init=False)  # these two follow from the file's place
     chapter: str = field(default="", init=False)
 

@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -59,10 +59,12 @@ class OtherUser:
     Attributes:
         uid: its number, and that of its group. Every process of it is killed when the call is over.
         hidden: folders that it must not be able to read.
+        lent: folders that are its own, and that it may write into.
     """
 
     uid: int
     hidden: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
 
     @classmethod
     def unused(cls, *hidden: str | Path) -> OtherUser:
@@ -76,6 +78,15 @@ class OtherUser:
         taken = {entry.pw_uid for entry in pwd.getpwall()} | {uid for _, uid in _uids()}
         uid = random.SystemRandom().choice([uid for uid in LENT_UIDS if uid not in taken])
         return cls(uid, tuple(str(Path(folder).resolve()) for folder in hidden))
+
+    def lending(self, folders: Iterable[str]) -> OtherUser:
+        """This user, with some folders and what is in them its own. To be called before any of its code has run."""
+        lent = tuple(dict.fromkeys(folders))
+        for folder in lent:
+            for place, _, files in os.walk(folder):
+                for path in (place, *(os.path.join(place, name) for name in files)):
+                    os.chown(path, self.uid, self.uid, follow_symlinks=False)
+        return replace(self, lent=lent)
 
     def give_files(self, folder: Path, files: list[str]) -> dict[str, str]:
         """Give the user its files in a job's folder and a home below it. The folder stays root's: what is in it cannot
@@ -111,7 +122,7 @@ class OtherUser:
             with contextlib.suppress(OSError):  # as in many containers
                 Path("/proc/sys/kernel", name).write_text(most)
         if alone and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
-            _show_only(libc, [*paths, folder])
+            _show_only(libc, [*paths, folder, *map(Path, self.lent)])
             _cover(libc, str(folder / "home"), b"mode=700,uid=%d,gid=%d," % (self.uid, self.uid) + TEMPORARY_SIZE, 0)
             for hidden in filter(os.path.isdir, self.hidden):
                 _cover(libc, hidden, b"mode=000,size=4k", MS_RDONLY)

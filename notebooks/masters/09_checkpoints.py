@@ -48,8 +48,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.exercises.checkpoints import Disk, Training
 from fsdp_sim.learn.exercises.checkpoints.code_in_a_checkpoint import inputs
+from fsdp_sim.learn.on_disk import Disk, Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
 from fsdp_sim.learn.pictures.numerics import losses

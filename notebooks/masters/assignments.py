@@ -44,7 +44,7 @@ def assignment(master: Path) -> nbformat.NotebookNode:
     a locked *grade* with the exercise's points.
     """
     notebook = edition(master, solutions=False)
-    names, cells = [name for name in exercises(master) if not load(name).shares_files], notebook.cells
+    names, cells = exercises(master), notebook.cells
     total = sum(points(load(name)) for name in names)
     for exercise, check in pairwise(cells):
         name = exercise.metadata.get("exercise")

@@ -87,7 +87,7 @@ def test_points_are_given_for_difficulty() -> None:
     assert {points(load(name)) for name in names()} <= {1, 2, 3, 4, 5}
 
 
-RIGHT = ("who_computes_what", "bytes_kept")  # on real ranks
+RIGHT = ("case_18", "bytes_kept")  # on real ranks, with files and without
 ATTACKS = {  # code, and what it is told
     "loops for ever": ("while True: pass", "still running after 10 s of computing"),
     "reads what others handed in": ("return open('{course}/other.ipynb').read()", "FileNotFoundError"),
@@ -159,6 +159,19 @@ ATTACKS |= {
         "-1",
     ),
 }
+ON_FILES = {  # an exercise whose code is lent a folder, what it does there, and what it is told
+    "code_in_a_checkpoint": (
+        "own = 'written by code, number 1.'\nfrom pathlib import Path\n"
+        "Path(args[0], 'sharded', '.metadata').write_text(own)\n"
+        "return {'claim': False, 'torch.load': '', 'torch.load, weights_only=False': own, 'dcp.load': own}",
+        "expected 'written by code, number",
+    ),
+    "case_19": (
+        "import time\nfor i in range(100):\n    with open(f'{args[2]}/{os.getpid()}-{i}', 'wb') as file:\n"
+        "        file.write(bytes(1 << 20))\ntime.sleep(600)",
+        "wrote more than 64 MiB or 2,000 files into the folder it was lent",
+    ),
+}
 FORKS = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\n"
 OUTLIVES = f"import time\n{FORKS}os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nos.abort()"
 SHARED = f"fsdp_sim_test_{os.getpid()}"
@@ -171,7 +184,7 @@ for descriptor in range(3, 64):
 return -1
 """
 NUMBERS = [name for name in names() if load(name).kind in (ExerciseKind.NUMBER, ExerciseKind.TRACE)]
-NUMBERS += [name for name in names() if load(name).kind is ExerciseKind.CLAIM and name not in RIGHT]
+NUMBERS += [name for name in names() if load(name).kind is ExerciseKind.CLAIM and name not in ON_FILES]
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +204,7 @@ def graded(course: Path) -> dict[str, ExerciseGrade]:
         places = {"{course}": str(course), "{exercises}": str(EXERCISES)}
         given[name] = written(functools.reduce(lambda text, place: text.replace(*place), places.items(), body), name)
     assert len(given) == len(ATTACKS)
+    given |= {name: written(body, name) for name, (body, _) in ON_FILES.items()}
     given |= {name: solved(name) for name in RIGHT}
     given |= {"hooks_in_forward": stub_source(load("hooks_in_forward")), "order_of_backward": "def order(:"}
     return {one.exercise: one for one in grade(given, [course])}
@@ -202,6 +216,11 @@ class TestGrade:
     def test_an_attack_gets_no_points(self, name: str, attack: str, graded: dict[str, ExerciseGrade]) -> None:
         assert graded[name].points == 0
         assert ATTACKS[attack][1].replace("{name}", name) in graded[name].feedback
+
+    @pytest.mark.parametrize("name", ON_FILES)
+    def test_nor_does_one_in_a_folder_that_it_is_lent(self, name: str, graded: dict[str, ExerciseGrade]) -> None:
+        assert graded[name].points == 0
+        assert ON_FILES[name][1] in graded[name].feedback
 
     def test_and_does_no_harm(self, course: Path, graded: dict[str, ExerciseGrade]) -> None:
         assert {path.name: path.read_text() for path in course.iterdir()} == {
@@ -251,11 +270,9 @@ class TestGrade:
 
     @pytest.mark.tail
     def test_every_solution_of_the_course_is_right_here_too(self) -> None:
-        shared = {name for name in names() if load(name).shares_files}
-        assert names().keys() > shared > set()
         graded = list(grade({name: solved(name) for name in names()}))
         assert [one.feedback for one in graded if one.points < one.out_of] == []
-        assert {one.exercise for one in graded} == names().keys() - shared
+        assert {one.exercise for one in graded} == names().keys()
 
 
 @NEEDS_ROOT

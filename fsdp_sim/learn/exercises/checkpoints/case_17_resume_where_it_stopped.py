@@ -11,8 +11,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
-from fsdp_sim.learn.exercises.checkpoints import WIDTH, Training, network, new_folder
+from fsdp_sim.learn.folders import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.on_disk import WIDTH, Training, network
 
 RANKS, STEPS = 2, 6
 
@@ -153,5 +154,4 @@ EXERCISE = Exercise(
         "pitfall 41", "pitfall 42", "coverage 004.63", "coverage 001.19", "coverage 001.32", "coverage 004.61",
     ),
     stub_says="only the weights were kept",
-    shares_files=True,
 )  # fmt: skip

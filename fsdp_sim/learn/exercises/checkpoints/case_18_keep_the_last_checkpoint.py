@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
-from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
+from fsdp_sim.learn.folders import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.on_disk import Disk
 
 RANKS, SAVES, ROWS, COLUMNS = 2, 3, 40, 16
 
@@ -141,5 +142,4 @@ EXERCISE = Exercise(
     ),
     covers=("pitfall 44", "misconception 31", "coverage 004.121"),
     stub_says="writes over them",
-    shares_files=True,
 )

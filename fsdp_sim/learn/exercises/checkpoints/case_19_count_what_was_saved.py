@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
-from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
+from fsdp_sim.learn.folders import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.on_disk import Disk
 
 RANKS, SAVES, ROWS, COLUMNS = 2, 4, 40, 16
 
@@ -179,5 +180,4 @@ EXERCISE = Exercise(
     ),
     covers=("misconception 32", "pitfall 10"),
     stub_says="you counted when async_save returned",
-    shares_files=True,
 )

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
-from fsdp_sim.learn.exercises.checkpoints import new_folder
+from fsdp_sim.learn.folders import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 32
@@ -117,5 +117,4 @@ EXERCISE = Exercise(
         Wrong(lambda rows, folder: torch.zeros(2 * len(rows), COLUMNS), "all of it is zero"),
     ),
     covers=("pitfall 40", "pitfall 48", "coverage 001.55", "coverage 004.47"),
-    shares_files=True,
 )
