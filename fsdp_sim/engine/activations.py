@@ -99,8 +99,8 @@ class ActivationChanges:
         self.policy = policy_of(program.plan)
         self.work = work
         forwards = program.segments_of(Op.FWD)
-        if missing := forwards.keys() - work.keys():
-            first = next(segment for segment in forwards if segment in missing)
+        if not forwards.keys() <= work.keys():
+            first = next(segment for segment in forwards if segment not in work)
             raise ValueError(
                 f"the workload says nothing of segment {first!r}, which the program computes; "
                 f"it knows {', '.join(list(work)[:5]) or 'none'}"

@@ -34,7 +34,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     if costs.per_rank:  # arrays of one entry
         seconds, issue_s = [[at_rank(value, 0) for value in given] for given in (costs.seconds, costs.issue_s)]
     rates = rates_of(program, contention, costs.kinds)
-    kind_of = rates.kind_of.__getitem__
+    kind_of, known_rates = rates.kind_of, rates.known
     flight = Flight.before(order, seconds)
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
@@ -71,7 +71,8 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             if len(flying) == 1:
                 new_rates = _ALONE
             else:
-                new_rates = rates.of(tuple(map(kind_of, flying)))
+                running = tuple([kind_of[one] for one in flying])
+                new_rates = known_rates.get(running) or rates.of(running)
             soonest, first = inf, -1
             for one, new in zip(flying, new_rates):  # noqa: B905
                 if new != rate[one]:

@@ -103,6 +103,7 @@ class Rates:
 
     Attributes:
         kind_of: of each operation a number. Those with the same one go at the same rate in the same company.
+        known: what `of` has found so far.
     """
 
     def __init__(self, contention: Contention, ops: Sequence[Instruction], kinds: OpKinds) -> None:
@@ -119,15 +120,15 @@ class Rates:
             self.kind_of, self._first = kinds.by(*fields)
         self._is_collective = [bool(i.communicator) for i in self._first]
         self._ways = [WAYS.get(i.op, "") for i in self._first]
-        self._known: dict[tuple[int, ...], list[float]] = {}
+        self.known: dict[tuple[int, ...], list[float]] = {}
         self._slowdowns: dict[tuple[int, int], float] = {}
         self._shares: dict[int, float] = {}
 
     def of(self, running: tuple[int, ...]) -> list[float]:
         """The rate of each of the operations in flight, given as their kinds: 1 for what nothing slows."""
-        found = self._known.get(running)
+        found = self.known.get(running)
         if found is None:
-            found = self._known[running] = self._of(running)
+            found = self.known[running] = self._of(running)
         return found
 
     def _of(self, running: tuple[int, ...]) -> list[float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
 
 from fsdp_sim.engine.dependencies import shown_lane
+from fsdp_sim.engine.kinds import picker
 from fsdp_sim.engine.run import Run
 from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
 
@@ -48,13 +50,13 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
     if len(ends) > 1:  # of operations of other steps nothing is left
         starts, stops = ([min(max(time, begin), end) for time in column] for column in (starts, stops))
-    comm, compute = run.program.once(("comm and compute", run.on_cpu), lambda: _comm_and_compute(run))
-    begun, ended = [starts[k] for k in compute], [stops[k] for k in compute]
+    comm, of_comm, of_compute = run.program.once(("comm and compute", run.on_cpu), lambda: _comm_and_compute(run))
+    begun, ended = of_compute(starts), of_compute(stops)
     idle = [(since, until) for since, until in zip([begin, *ended], [*begun, end]) if until > since]  # noqa: B905
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
     reached, at, last = begin, 0, len(idle)
-    for start, stop, k in sorted([(starts[k], stops[k], k) for k in comm]):
+    for start, stop, k in sorted(zip(of_comm(starts), of_comm(stops), comm, strict=True)):
         if start < reached:
             start = reached
         if stop <= start:
@@ -74,8 +76,11 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     return Exposure(step_s, sum(map(sub, ended, begun)), comm_s, exposed_s, by_unit)
 
 
-def _comm_and_compute(run: Run) -> tuple[list[int], list[int]]:
-    """The collectives, and what occupies the compute lane."""
+_Pick = Callable[[Sequence[float]], Iterable[float]]
+
+
+def _comm_and_compute(run: Run) -> tuple[list[int], _Pick, _Pick]:
+    """The collectives; what picks them from a column, and what occupies the compute lane."""
     comm: list[int] = []
     compute: list[int] = []
     for k, i in enumerate(run.ops):
@@ -83,4 +88,4 @@ def _comm_and_compute(run: Run) -> tuple[list[int], list[int]]:
             comm.append(k)
         elif shown_lane(i, run.on_cpu) is Lane.COMPUTE:
             compute.append(k)
-    return comm, compute
+    return comm, picker(comm), picker(compute)

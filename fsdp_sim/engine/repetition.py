@@ -193,25 +193,28 @@ class Repetition:
         here = self._last = self._see(k, now)
         if last is None or last.k != k - stretch.period or last.equal != here.equal or last.undone < stretch.first:
             return now
-        if any(abs(a - b) > TOUCH * now for a, b in zip(last.near, here.near, strict=True)):
-            return now
-        periods = self._periods(stretch, last, here, reached)
+        for one, other in zip(last.near, here.near, strict=True):
+            if abs(one - other) > TOUCH * now:
+                return now
+        started, ended = self._of_period(last, here)
+        periods = self._periods(stretch, last, here, reached, started, ended)
         if periods < 2:
             return now
         self._last = None
-        return self._moved(stretch, last, here, periods)
+        return self._moved(stretch, last, here, periods, started, ended)
 
     def _see(self, k: int, now: float) -> _Seen:
         f = self.flight
+        left, since, rate, until, late = f.left, f.since, f.rate, f.until, f.late
         undone = f.done.find(0, self._last.undone if self._last else 0)
-        due = sorted([(one, when) for when, one in f.due])
+        due = sorted([(one - k, when - now) for when, one in f.due]) if f.due else []
         equal = (
-            undone - k, bytes(f.done[undone : f.done.rfind(1) + 1]), [one - k for one in f.flying],
-            [f.rate[one] for one in f.flying], [one in f.late for one in f.flying], [one - k for one, _ in due],
+            undone - k, f.done[undone : f.done.rfind(1) + 1], [(one - k, rate[one], one in late) for one in f.flying],
+            [one for one, _ in due],
         )  # fmt: skip
-        near = [f.left[one] - (now - f.since[one]) * f.rate[one] for one in f.flying]
-        near += [f.until[one] - now for one in f.flying]
-        near += [when - now for _, when in due]
+        near = [left[one] - (now - since[one]) * rate[one] for one in f.flying]
+        near += [until[one] - now for one in f.flying]
+        near += [when for _, when in due]
         return _Seen(k, now, undone, equal, near)
 
     def _touched(self, here: _Seen) -> int:
@@ -219,13 +222,14 @@ class Repetition:
         f = self.flight
         return max([f.done.rfind(1), *f.flying, *[one for _, one in f.due]])
 
-    def _periods(self, stretch: Stretch, last: _Seen, here: _Seen, reached: int) -> int:
-        """How many periods will pass like the last one."""
+    def _periods(
+        self, stretch: Stretch, last: _Seen, here: _Seen, reached: int, started: list[int], ended: list[int]
+    ) -> int:
+        """How many periods will pass like the last one, of which some operations started and some ended."""
         f = self.flight
         room = (min(stretch.end, stretch.held, reached) - 1 - self._touched(here)) // stretch.period
         length_s, issue_s = here.now - last.now, f.clocks[here.k] - f.clocks[last.k]
         behind_s = issue_s - length_s
-        started, ended = self._of_period(last, here)
         if len(started) != stretch.period or len(ended) != stretch.period:
             return 0
         lead_s = [f.starts[k] - f.issued[k] for k in started] + [f.until[k] - f.floor[k] for k in (*ended, *f.flying)]
@@ -243,10 +247,11 @@ class Repetition:
         flying = [k for k in f.flying if f.starts[k] > last.now]
         return [k for k in ended if f.starts[k] > last.now] + flying, ended
 
-    def _moved(self, stretch: Stretch, last: _Seen, here: _Seen, periods: int) -> float:
+    def _moved(
+        self, stretch: Stretch, last: _Seen, here: _Seen, periods: int, started: list[int], ended: list[int]
+    ) -> float:
         f, period = self.flight, stretch.period
         far = periods * period
-        started, ended = self._of_period(last, here)
         moments: dict[float, list[float]] = {}  # by when one is in the last period, when it is in those to come
 
         def images(k: int) -> slice:
@@ -281,6 +286,11 @@ class Repetition:
         f.flying[:] = [k + far for k in f.flying]
         f.due[:] = sorted([(f.issued[k + far], k + far) for _, k in f.due])
         upto = min(stretch.end, self._touched(here) + stretch.reach + 1)
+        done, missing = f.done, f.missing
         for k in (*range(here.undone + far, upto), *stretch.outside):
-            f.missing[k] = sum([not f.done[before] for before in self.after[k]])
+            waits = 0
+            for before in self.after[k]:
+                if not done[before]:
+                    waits += 1
+            missing[k] = waits
         return now

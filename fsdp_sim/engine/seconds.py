@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of, kinds_of_each
 from fsdp_sim.schedule import Instruction, Program
@@ -136,28 +136,33 @@ Arrays = list[tuple[Instruction, Times]]
 
 def _ask(kinds: OpKinds, given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Arrays]:
     """One entry per operation, and those that are arrays. Each kind of operation is asked for once."""
-    known: list[Seconds] = []
+    values: list[Any]
+    if callable(given):
+        values = [given(i) for i in kinds.first]
+    else:
+        values = [_named(kinds, given, i, what, copies_s) for i in kinds.first]
     arrays: Arrays = []
-    for i in kinds.first:
-        if callable(given):
-            value = given(i)
-        elif copies_s is not None and i.op in COPIES and (i.op, i.unit) not in given:
-            value = copies_s
-        else:
-            try:
-                value = given[i.op, i.unit]
-            except KeyError:
-                pairs = len({(i.op, i.unit) for i in kinds.first})
-                raise KeyError(
-                    f"{what}s have no entry for {i.op} of unit {i.unit!r}; the program needs one for each of its "
-                    f"{pairs} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
-                ) from None
+    for number, value in enumerate(values):
         if type(value) is not float or not 0.0 <= value < math.inf:
-            value = _checked(value, i, what)
-            if not isinstance(value, float):
-                arrays.append((i, value))
-        known.append(value)
-    return kinds.spread(known), arrays
+            checked = values[number] = _checked(value, kinds.first[number], what)
+            if not isinstance(checked, float):
+                arrays.append((kinds.first[number], checked))
+    return kinds.spread(values), arrays
+
+
+def _named(
+    kinds: OpKinds, given: Mapping[tuple[Op, str], ArrayLike], i: Instruction, what: str, copies_s: float | None
+) -> ArrayLike:
+    if copies_s is not None and i.op in COPIES and (i.op, i.unit) not in given:
+        return copies_s
+    try:
+        return given[i.op, i.unit]
+    except KeyError:
+        pairs = len({(i.op, i.unit) for i in kinds.first})
+        raise KeyError(
+            f"{what}s have no entry for {i.op} of unit {i.unit!r}; the program needs one for each of its "
+            f"{pairs} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
+        ) from None
 
 
 def _checked(value: ArrayLike, i: Instruction, what: str) -> Seconds:

@@ -79,9 +79,9 @@ def test_most_layers_are_played_at_once(issue_s, forward, backward, moves, monke
     units, alike = model([0] * 60)
     moved, move = [], Repetition._moved
 
-    def spy(self, stretch, last, here, periods):
+    def spy(self, stretch, last, here, periods, *of_a_period):
         moved.append(periods)
-        return move(self, stretch, last, here, periods)
+        return move(self, stretch, last, here, periods, *of_a_period)
 
     monkeypatch.setattr(Repetition, "_moved", spy)
     seconds = {(op, kind): {Op.FWD: forward, Op.BWD: backward}.get(op, 0.01) for op in Op for kind in range(3)}
