@@ -100,6 +100,9 @@ def migrate(
         raise ValueError("the configuration is named without --config: fsdp-sim migrate FILE")
     text = _read(path)
     if form:
+        for name, given in (("--write", write), ("--page", page), ("--json", as_json), ("--block", blocks)):
+            if given:
+                raise ValueError(f"--as torch makes a script and nothing else: leave out {name}, and write it with -o")
         _as_torch(path, texts, output)
         return
     found, jobs = _migrated(path, text, blocks, texts)

@@ -115,6 +115,13 @@ def test_the_arguments_of_a_trainer_in_a_script_are_a_configuration(script):
     assert 'fsdp_config={"version": 2, "reshard_after_forward": True})' in script.read_text()
 
 
+def test_a_script_of_torch_is_all_that_as_torch_makes(script):
+    asked = ["migrate", "ds.json", "--as", "torch", "--model", "gpt2-124m", "--gpu", "A100", "--gpus", "8"]
+
+    assert "fully_shard(unit, **fsdp)" in call(*asked).stdout
+    assert "leave out --write, and write it with -o" in call(*asked, "--write").stderr
+
+
 def test_a_file_that_is_not_there_is_one_sentence():
     done = call("migrate", "nowhere.py")
 
