@@ -141,7 +141,7 @@ class OtherUser:
         Raises:
             AccessError: the first can be read, or the second cannot; says what would change that.
         """
-        for folder in filter(_is_readable, self.hidden):
+        for folder in (folder for folder in self.hidden if _is_readable(folder) or os.access(folder, os.X_OK)):
             raise AccessError(
                 f"{folder} can be read by whom it has to be hidden from, and this machine does not let folders be "
                 f"covered (CAP_SYS_ADMIN); take it from them: chmod -R go= {folder}"

@@ -244,13 +244,18 @@ class TestGrade:
 
     @pytest.mark.tail
     def test_a_second_checkout_that_could_be_read_is_found_before_anything_is_graded(self) -> None:
-        second = Path(fsdp_sim.__file__).parent / "__pycache__" / SHARED
-        (second / "fsdp_sim/learn/exercises").mkdir(parents=True)
+        """Also where a folder above it can be passed through, by who knows the way, and not listed."""
+        place = Path(fsdp_sim.__file__).parent / "__pycache__" / SHARED
+        second, third = place / "a", place / "unlisted/b"
+        for checkout in (second, third):
+            (checkout / "fsdp_sim/learn/exercises/unit").mkdir(parents=True)
+            (checkout / "fsdp_sim/learn/exercises/unit/one.py").touch()
+        third.parent.chmod(0o711)
         try:
-            with pytest.raises(ValueError, match=rf"{second} holds the solutions.*--hide {second}"):
+            with pytest.raises(ValueError, match=rf"the solutions in {second} and in {third}; add --hide {second}"):
                 list(grade({NAME: solved(NAME)}))
         finally:
-            shutil.rmtree(second)
+            shutil.rmtree(place)
 
     @pytest.mark.slow
     def test_grading_hides_the_solutions_of_the_checkout_that_grades(self, tmp_path: Path) -> None:

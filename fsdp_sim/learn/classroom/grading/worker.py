@@ -5,11 +5,12 @@ It is started anew when it dies or stands still, which no code should be able to
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ READY = b"ready"  # before the number of the user that is lent
 CHECKERS = tuple(f"fsdp_sim/learn/{room}" for room in ("exercises", "judges", "drill"))
 CHECKERS += ("notebooks", "tests", "build", ".git")
 """What no code that is graded may read: solutions and judges, and where copies of them are."""
+SOLUTIONS = "/fsdp_sim/learn/exercises"  # below a checkout
 KERNELS = ("/proc", "/sys", "/dev")  # which hold no files of people
 MEMORY_BYTES = 6 * 2**30  # of this process
 
@@ -63,14 +65,20 @@ def main() -> None:
     own = [path for path in (checkout / name for name in CHECKERS) if path.is_dir()]
     user = OtherUser.unused(*own, *work.hidden) if work.as_other_user else None
     limits = Limits(user=user)
-    try:
-        found = run(readable_solutions if user else list, 1, limits=limits, plain=True, progress=False)[0]
-    except RanksError as error:
-        raise SystemExit(f"nothing can be run as another user here: {error.verdict.headline}") from None
+
+    def as_user(function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return run(function, 1, *args, limits=limits, plain=True, progress=False)[0]
+        except RanksError as error:
+            raise SystemExit(f"nothing can be run as another user here: {error.verdict.headline}") from None
+
+    found, unlisted = as_user(look_around) if user else ([], [])
+    if files := solutions_below(unlisted):  # this process, which is root's, can list them
+        found = sorted({*found, *map(checkout_of, as_user(readable, files))})
     if found:
         raise SystemExit(
-            f"{found[0]} holds the solutions, and the code that is graded could read it; add --hide {found[0]}, "
-            f"or take it from other users: chmod -R go= {found[0]}"
+            f"the code that is graded could read the solutions in {' and in '.join(found)}; add --hide {found[0]}, or "
+            f"take it from other users: chmod -R go= {found[0]}"
         )
     sys.stdout.buffer.write(b"%s %d\n" % (READY, user.uid if user else 0))
     for name, source in work.answers.items():
@@ -81,22 +89,41 @@ def main() -> None:
     sys.stdout.buffer.flush()
 
 
-def readable_solutions() -> list[str]:
-    """Runs as the other user, who can run the library at all: the checkouts whose solutions it can read, whichever
-    they are and whosever."""
+def look_around() -> tuple[list[str], list[str]]:
+    """Runs as the other user, who can run the library at all: the checkouts whose solutions it can list, whichever they
+    are and whosever; and the folders that it can pass through without listing them."""
     import fsdp_sim.learn.inside  # noqa: F401
 
-    found, folders = [], ["/"]
+    found, unlisted, folders = [], [], ["/"]
     for folder in folders:
-        with contextlib.suppress(OSError):
+        try:
             below = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-            if folder.endswith("/fsdp_sim/learn/exercises"):
-                found.append(folder.removesuffix("/fsdp_sim/learn/exercises"))
-            elif folder.endswith(("/site-packages", "/dist-packages")):  # thousands of others' folders
-                folders += [entry.path for entry in below if entry.name == "fsdp_sim"]
-            else:
-                folders += [os.path.join(folder, entry.name) for entry in below if entry.path not in KERNELS]
-    return found
+        except OSError:
+            if os.access(folder, os.X_OK):
+                unlisted.append(folder)
+            continue
+        if folder.endswith(SOLUTIONS):
+            found.append(checkout_of(folder))
+        elif folder.endswith(("/site-packages", "/dist-packages")):  # thousands of others' folders
+            folders += [entry.path for entry in below if entry.name == "fsdp_sim"]
+        else:
+            folders += [os.path.join(folder, entry.name) for entry in below if entry.path not in KERNELS]
+    return found, unlisted
+
+
+def solutions_below(folders: list[str]) -> list[str]:
+    """The files of solutions below some folders."""
+    walked = (place for folder in folders for place in os.walk(folder))
+    return [os.path.join(place, name) for place, _, files in walked if SOLUTIONS in place for name in files]
+
+
+def readable(files: list[str]) -> list[str]:
+    """Runs as the other user: those of the files that it can read."""
+    return [path for path in files if os.access(path, os.R_OK)]
+
+
+def checkout_of(path: str) -> str:
+    return path.partition(SOLUTIONS)[0]
 
 
 if __name__ == "__main__":
