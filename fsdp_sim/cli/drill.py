@@ -58,9 +58,16 @@ def drill(context: click.Context, topics: tuple[str, ...], level: int, questions
 @click.option("--minutes", type=click.FloatRange(1, 240), default=30, show_default=True)
 @click.option("--seed", type=int, help="The same questions with the same numbers.")
 @click.option("--page", type=click.Path(dir_okay=False, writable=True), help="Write the report as a page, too.")
+@click.option("--design", "last", type=click.Choice(list(designs())), help="End with an open design question.")
 @click.option("--endpoint", "url", metavar="URL", help="A model of your own that listens too; off by default.")
-def mock(minutes: float, seed: int | None, page: str | None, url: str | None) -> None:
-    """Hold a mock interview: all topics, harder when you are right; to some questions you talk, and it listens."""
+def mock(minutes: float, seed: int | None, page: str | None, last: str | None, url: str | None) -> None:
+    """Hold a mock interview: all topics, harder when you are right; to some questions you talk, and it listens.
+
+    \b
+    Examples:
+      fsdp-sim drill mock --minutes 20
+      fsdp-sim drill mock --minutes 20 --design dense_70b --page report.html
+    """
     click.echo(f"{minutes:g} minutes, all topics. To some questions you talk: type as you would speak.")
     try:
         listener = endpoint(url or "")
@@ -68,7 +75,7 @@ def mock(minutes: float, seed: int | None, page: str | None, url: str | None) ->
         raise click.UsageError(str(error)) from error
     if listener:
         click.echo(_filled(listener.notice))
-    report = _hold(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener))
+    report = _hold(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener), last)
     if page:
         Path(page).write_text(report.page(), encoding="utf-8")
         click.echo(f"The report is in {page}.")
@@ -79,23 +86,9 @@ def mock(minutes: float, seed: int | None, page: str | None, url: str | None) ->
 @click.option("--page", type=click.Path(dir_okay=False, writable=True), help="Write the review and the step as a page.")
 def design(name: str, page: str | None) -> None:
     """Answer an open design question; the simulator judges the numbers of your own plan."""
-    answer = Design(designs()[name])
-    try:
-        while answer.asks:
-            click.echo(_filled(answer.asks))
-            said = _prompt()
-            if said.lower() in STOP:
-                return
-            if said or answer.texts:
-                answer.say("" if said in SKIP else said)
-    except (click.Abort, EOFError, KeyboardInterrupt):
-        click.echo()
-        if not answer.texts:
-            return
-    shown = DesignAnswer(answer)
-    for line in answer.review():
-        click.secho(_filled(line, "  "), fg={"✓": "green", "✗": "red"}.get(line[0]))
-    if page:
+    answer = _designed(name)
+    if page and answer:
+        shown = DesignAnswer(answer)
         from fsdp_sim import viz
 
         try:
@@ -155,15 +148,38 @@ def due() -> None:
     Console().print(table)
 
 
-def _hold(interview: Interview) -> InterviewReport:
-    """Ask until the time, the questions or the patience is used up, then report."""
+def _designed(name: str) -> Design | None:
+    """Ask an open design question, and say how the simulator judges the answer; None where there was none."""
+    answer = Design(designs()[name])
+    try:
+        while answer.asks:
+            click.echo(_filled(answer.asks))
+            said = _prompt()
+            if said.lower() in STOP:
+                return None
+            if said or answer.texts:
+                answer.say("" if said in SKIP else said)
+    except (click.Abort, EOFError, KeyboardInterrupt):
+        click.echo()
+        if not answer.texts:
+            return None
+    for line in answer.review():
+        click.secho(_filled(line, "  "), fg={"✓": "green", "✗": "red"}.get(line[0]))
+    return answer
+
+
+def _hold(interview: Interview, last: str | None = None) -> InterviewReport:
+    """Ask until the time, the questions or the patience is used up, then the open design question, if there is one to
+    be last; then report."""
     click.echo(HELP)
     try:
         while (turn := interview.ask()) is not None and _one(interview, turn):
             pass
     except (click.Abort, EOFError, KeyboardInterrupt):
         click.echo()
-    report = InterviewReport(tuple(interview.results))
+    if last:
+        click.secho("\nAt last, an open question (q to leave it out):", bold=True)
+    report = InterviewReport(tuple(interview.results), _designed(last) if last else None)
     click.echo(f"\n{report}")
     for trouble in dict.fromkeys(result.trouble for result in interview.results if result.trouble):
         click.echo(trouble, err=True)

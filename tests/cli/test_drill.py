@@ -56,8 +56,14 @@ def test_the_same_seed_asks_the_same() -> None:
 def test_a_mock_interview_listens_asks_on_and_reports(tmp_path: Path) -> None:
     said = "before each block we all-gather its weights, everybody runs every layer on its own data"
     types = f"?\n?\n?\n{said}\n?\n?\n?\nz why not then\nc I said that it is dropped\n\nq\n"
+    types += (
+        "Full sharding over all 256, micro-batch 2 of 8192 tokens, bf16, full recomputation; 99 GB at the peak\n"
+        + "?\n" * 9
+    )
     page = tmp_path / "report.html"
-    shown = call("mock", "--minutes", "5", "--seed", "2", "--page", str(page), types=types).output
+    shown = call(
+        "mock", "--minutes", "5", "--seed", "2", "--page", str(page), "--design", "dense_70b", types=types
+    ).output
     assert "minutes left" in shown
     assert "[all-gather its weights" in shown or "[before each block" in shown
     assert "What is missing: What becomes of the whole parameters after forward?" in shown
@@ -67,6 +73,8 @@ def test_a_mock_interview_listens_asks_on_and_reports(tmp_path: Path) -> None:
     assert "of 4 right" in shown
     assert "\nLevel\n" in shown
     assert "\nThis week\n" in shown
+    assert "Open design, dense_70b: That would not convince yet." in shown
+    assert "Design: peak memory per GPU: you say 99 GB, the simulator" in shown
     assert page.read_text().startswith("<!doctype html>")
 
 

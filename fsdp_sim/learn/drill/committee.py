@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_sim.learn.drill.design import Design
 from fsdp_sim.learn.drill.result import QuestionResult, place
 from fsdp_sim.learn.find import CHAPTERS, CORE
 
@@ -75,6 +76,15 @@ def gaps(results: Sequence[QuestionResult]) -> tuple[str, ...]:
             said = f"“{result.typed}” is wrong" if result.typed else "did not know"
             lines.append(f"{_title(result)}: {said}{f', for {result.cause}' if result.cause else ''}.")
     return tuple(lines[:SHOWN])
+
+
+def of_design(design: Design) -> tuple[tuple[str, ...], ...]:
+    """Of an open design question: the verdict, what was shown, what is lacking, and what to read. Numbers are judged by
+    the simulator, on the candidate's own plan."""
+    *report, verdict, read = design.review()
+    marked = {sign: tuple(f"Design: {line[2:]}" for line in report if line[0] == sign) for sign in "✓✗"}
+    plan = f"Open design, {design.question.name}: {verdict[2:]} {report[0]}"
+    return (plan,), marked["✓"], marked["✗"], (read.replace("Read: ", "Read ", 1),)
 
 
 def this_week(results: Sequence[QuestionResult]) -> tuple[str, ...]:

@@ -6,6 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.drill.ask import question_html
+from fsdp_sim.learn.drill.design import Design
+from fsdp_sim.learn.drill.design_answer import HOW
+from fsdp_sim.learn.drill.design_answer import design as open_design
 from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
 from fsdp_sim.learn.drill.listening.endpoint import endpoint as listener_at
@@ -25,16 +28,19 @@ class Mock:
 
     Attributes:
         interview: what was asked and answered so far.
+        design: the open question at its end.
     """
 
-    def __init__(self, interview: Interview) -> None:
-        self.interview = interview
+    def __init__(self, interview: Interview, design: Design | None = None) -> None:
+        self.interview, self.design = interview, design
         self._ended = False
 
     @property
     def report(self) -> InterviewReport:
         """What it showed so far."""
-        return InterviewReport(tuple(self.interview.results))
+        return InterviewReport(
+            tuple(self.interview.results), self.design if self.design and self.design.texts else None
+        )
 
     def __repr__(self) -> str:
         return f"A mock interview; in a terminal: fsdp-sim drill mock. {self.report.headline}"
@@ -47,6 +53,8 @@ class Mock:
     def typed(self, text: str) -> str:
         """What was typed is dealt with; the reply, as HTML."""
         interview, turn, word = self.interview, self.interview.ask(), text.strip().lower()
+        if self._open:
+            return self._designed(self._open, text)
         if turn is None or self._ended or word in STOP:
             self._ended = True
             return ""
@@ -62,6 +70,20 @@ class Mock:
             return f"<p>{escape(str(error))}.</p>"
         read = "" if reply.right else f"<p>{escape(interview.results[-1].read)}</p>"
         return f"{reply._repr_html_()}{read}"
+
+    @property
+    def _open(self) -> Design | None:
+        """The open question, while it waits for an answer."""
+        over = self._ended or self.interview.ask() is None
+        return self.design if over and self.design and self.design.asks else None
+
+    def _designed(self, design: Design, text: str) -> str:
+        """A turn of the open question; at its end what a reviewer writes."""
+        if text.strip().lower() in STOP:
+            self.design = None
+        elif text.strip() or design.texts:
+            design.say("" if text.strip() in SKIP else text)
+        return "" if design.asks else "".join(f"<p>{escape(line)}</p>" for line in design.review())
 
     def _aloud(self, talk: Conversation, turn: InterviewTurn, text: str) -> str:
         """One turn of a conversation; when all was asked, what was missing may be claimed."""
@@ -100,6 +122,8 @@ class Mock:
     def asked(self) -> str:
         """The question that waits, or the report, as HTML."""
         turn = None if self._ended else self.interview.ask()
+        if self._open:
+            return question_html(self._open.asks, [], HOW)
         if turn is None:
             return self.report._repr_html_()
         talk = turn.talk
@@ -125,7 +149,7 @@ class Mock:
         return ipywidgets.VBox([asked, box, replied])
 
 
-def mock(minutes: float = 30, *, seed: int | None = None, endpoint: str = "") -> Mock:
+def mock(minutes: float = 30, *, seed: int | None = None, endpoint: str = "", design: str = "") -> Mock:
     """Hold a mock interview: all topics, harder when you are right, to some questions you talk, and it listens.
 
     Args:
@@ -133,8 +157,10 @@ def mock(minutes: float = 30, *, seed: int | None = None, endpoint: str = "") ->
         seed: the same questions with the same numbers.
         endpoint: URL of a model of your own that listens too (see `fsdp_sim.learn.drill.listening.endpoint`); without
             it, and without the variable FSDP_SIM_LISTENER_URL, nothing is sent anywhere.
+        design: an open design question to end with, such as ``dense_70b``; the simulator judges its numbers.
 
     Raises:
-        ValueError: the endpoint is no URL.
+        ValueError: the endpoint is no URL, or there is no such design question.
     """
-    return Mock(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener_at(endpoint)))
+    last = open_design(design).design if design else None
+    return Mock(Interview(limit_s=60 * minutes, seed=seed, endpoint=listener_at(endpoint)), last)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from html import escape
 
 from fsdp_sim.learn.coverage import masters, notebooks
-from fsdp_sim.learn.drill.committee import decision, evidence, gaps, this_week
+from fsdp_sim.learn.drill.committee import decision, evidence, gaps, of_design, this_week
+from fsdp_sim.learn.drill.design import Design
 from fsdp_sim.learn.drill.result import QuestionResult, place
 
 STRONG = 2 / 3
@@ -44,9 +45,14 @@ class TopicScore:
 
 @dataclass(frozen=True, repr=False)
 class InterviewReport:
-    """The report of an interview, as a table in a notebook and in a terminal; time as a part of what was given."""
+    """The report of an interview, as a table in a notebook and in a terminal; time as a part of what was given.
+
+    Attributes:
+        design: the open question at its end, if one was answered.
+    """
 
     results: tuple[QuestionResult, ...]
+    design: Design | None = None
 
     @property
     def rows(self) -> tuple[TopicScore, ...]:
@@ -58,7 +64,7 @@ class InterviewReport:
     @property
     def headline(self) -> str:
         if not self.results:
-            return "No question was answered."
+            return "One open design question was answered." if self.design else "No question was answered."
         right = sum(result.right for result in self.results)
         strong = ", ".join(row.topic for row in self.rows[::-1] if row.strong) or "none yet"
         weak = ", ".join(row.topic for row in self.rows if not row.strong) or "none found"
@@ -73,13 +79,14 @@ class InterviewReport:
     @property
     def committee(self) -> dict[str, tuple[str, ...]]:
         """What a hiring committee would write, by its headings: level, evidence, gaps, what to do this week."""
-        if not self.results:
+        if not self.results and not self.design:
             return {}
+        verdict, shown, lacking, read = of_design(self.design) if self.design else ((), (), (), ())
         parts = {
-            "Level": (decision(self.results),),
-            "Evidence": evidence(self.results),
-            "Gaps": gaps(self.results),
-            "This week": this_week(self.results),
+            "Level": (decision(self.results), *verdict),
+            "Evidence": (*evidence(self.results), *shown),
+            "Gaps": (*gaps(self.results), *lacking),
+            "This week": (*read, *this_week(self.results)),
         }
         return {heading: lines for heading, lines in parts.items() if lines}
 

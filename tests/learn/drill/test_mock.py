@@ -20,7 +20,7 @@ def enter(box: ipywidgets.Text, text: str) -> None:
 
 
 def test_questions_are_answered_by_enter_and_the_report_comes_at_the_end() -> None:
-    interview = mock(5, seed=1)
+    interview = mock(5, seed=1, design="dense_70b")
     asked, box, replied = widgets(interview._widget())
     first = interview.interview.ask()
     assert first
@@ -33,6 +33,10 @@ def test_questions_are_answered_by_enter_and_the_report_comes_at_the_end() -> No
     assert box.value == ""
     assert interview.report.headline.startswith("0 of 1 right")
     enter(box, "q")
+    assert "Train Llama 3 70B on 256 H100" in asked.value
+    for said in ("Full sharding, <i>micro-batch 2</i> of 8192 tokens, a step takes 400 s", *"?" * 9):
+        enter(box, said) if "<table>" not in asked.value else None
+    assert "seconds per step: you say 400 s, the simulator" in asked.value
     assert "<table>" in asked.value
     enter(box, "?")
     assert len(interview.interview.results) == 1, "it has ended"
