@@ -67,7 +67,7 @@ def reads(files: Mapping[str, Rows], wanted: Mapping[str, Rows], sentence: str) 
         for owner, found in pieces.items()
     ]
     readers = "; ".join(f"{owner} reads {what}" for owner, what in cells)
-    return Picture(figure, f"{sentence} {readers}.", (Table("What is read", ("", "from"), tuple(cells)),))
+    return Picture(figure, f"{sentence}. {readers}.", (Table("What is read", ("", "from"), tuple(cells)),))
 
 
 def _pieces(files: Mapping[str, Rows], rows: Rows) -> dict[str, Rows]:
@@ -107,4 +107,4 @@ def saves(written: Mapping[str, Sequence[bool]], counts: Sequence[bool], sentenc
     chart.frame(figure, sentence, plot_px=CELL_PX * len(rows), left=110)
     cells_of = tuple((name, *("yes" if good else "no" for good in cells)) for name, cells in rows.items())
     text = f"A checkpoint: steps {', '.join(str(i) for i, good in enumerate(counts) if good)}."
-    return Picture(figure, f"{sentence} {text}", (Table("Written", ("", *(f"step {i}" for i in range(n))), cells_of),))
+    return Picture(figure, f"{sentence}. {text}", (Table("Written", ("", *(f"step {i}" for i in range(n))), cells_of),))

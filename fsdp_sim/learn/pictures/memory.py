@@ -61,7 +61,7 @@ def holders(ways: Mapping[str, Held], sentence: str) -> Picture:
         (name, *(" ".join(f"{last - first:.0%}" for first, last in row) for row in held)) for name, held in ways.items()
     ]
     table = Table("Part of each layer that is stored", ("", *(f"rank {r}" for r in range(ranks))), tuple(rows))
-    return Picture(figure, f"{sentence} {text}", (table,))
+    return Picture(figure, f"{sentence}. {text}", (table,))
 
 
 def stacks(named: Mapping[str, Mapping[str, float]], sentence: str, unit: str) -> Picture:
@@ -118,7 +118,7 @@ def stacks(named: Mapping[str, Mapping[str, float]], sentence: str, unit: str) -
         (name, *(f"{of.get(part, 0):,.4g}" for part in parts), f"{sum(of.values()):,.4g}") for name, of in named.items()
     ]
     text = "; ".join(f"{name}: {sum(of.values()):,.4g} {unit}" for name, of in named.items())
-    return Picture(figure, f"{sentence} {text}.", (Table(unit, ("", *parts, "all"), tuple(rows)),))
+    return Picture(figure, f"{sentence}. {text}.", (Table(unit, ("", *parts, "all"), tuple(rows)),))
 
 
 def curves(
@@ -160,7 +160,7 @@ def curves(
     chart.write(figure, f"<b>{safe(y)}</b>", x=0, y=1, yshift=4)
     chart.frame(figure, sentence, plot_px=PLOT_PX, right=30 + NAME_PX * max(map(len, lines)), above=30)
     rows = [(f"{n:,}", *(f"{line[n]:,.4g}" if n in line else "" for line in lines.values())) for n in counts]
-    return Picture(figure, sentence, (Table(y, (x, *lines), tuple(rows)),))
+    return Picture(figure, f"{sentence}.", (Table(y, (x, *lines), tuple(rows)),))
 
 
 def _legend(figure: go.Figure) -> None:

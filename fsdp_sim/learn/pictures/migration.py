@@ -71,7 +71,7 @@ def marks(cells: Mapping[str, Mapping[str, str]], looks: Mapping[str, MarkStyle]
         f"{row}: {', '.join(' '.join((c, t)).strip() for c, t in of.items())}" for row, of in cells.items()
     )
     table = Table("", ("", *columns), tuple((row, *(of.get(c, "") for c in columns)) for row, of in cells.items()))
-    return Picture(figure, f"{sentence} {outcomes}.", (table,))
+    return Picture(figure, f"{sentence}. {outcomes}.", (table,))
 
 
 def knobs(measures: Mapping[str, tuple[float, float]], sentence: str, *, base: str, limit_gib: float) -> Picture:
@@ -130,4 +130,4 @@ def knobs(measures: Mapping[str, tuple[float, float]], sentence: str, *, base: s
         for (name, (ms, gib)), fit in zip(measures.items(), fits, strict=True)
     ]
     text = "; ".join(f"{name} {ms}, {gib}, {fit}" for name, ms, gib, fit in rows)
-    return Picture(figure, f"{sentence} {text}.", (Table("", ("", "step", "peak", ""), tuple(rows)),))
+    return Picture(figure, f"{sentence}. {text}.", (Table("", ("", "step", "peak", ""), tuple(rows)),))

@@ -49,4 +49,4 @@ def histories(named: Mapping[str, Sequence[float]], sentence: str, *, least: flo
     rows = [(name, human_bytes(peak), f"{peak / least:.2f}") for name, peak in peaks.items()]
     text = "; ".join(f"{name} holds at most {human_bytes(peak)}" for name, peak in peaks.items())
     table = Table("The peaks", ("", "most alive", "times the least possible"), tuple(rows))
-    return Picture(figure, f"{sentence} {text}; the least possible is {human_bytes(least)}.", (table,))
+    return Picture(figure, f"{sentence}. {text}; the least possible is {human_bytes(least)}.", (table,))
