@@ -10,16 +10,20 @@ from fsdp_sim.configurations import read
 from fsdp_sim.lint import Costs, lint
 from fsdp_sim.migrate import migration_of_configuration, torch_script
 from fsdp_sim.migrate.formats import table_of
+from tests.some import tail
 
 CONFIGURATIONS = Path(__file__).parents[1] / "configurations"
 SHIPPED = {
     path.name: (path.read_text(), None if path.name.startswith("accelerate") else 8)
     for path in sorted((CONFIGURATIONS / "shipped").iterdir()) if path.suffix in (".yaml", ".json")
 }  # fmt: skip
+OF_CASES = [
+    case for path in sorted((CONFIGURATIONS / "cases").glob("*.toml"))
+    for case in tomllib.loads(path.read_text())["case"]
+]  # fmt: skip
 CASES = {
     f"{case['name']}|{case['file']}": (case["text"], None if "gpus" in case["cluster"] else case.get("gpus", 16))
-    for path in sorted((CONFIGURATIONS / "cases").glob("*.toml"))
-    for case in tomllib.loads(path.read_text())["case"]
+    for case in OF_CASES
 }
 """Texts, and how many GPUs are given beside them."""
 OF_THE_WAY = ("api", "wrap", "reshard_after_forward", "reduce_dtype", "forward_prefetch", "backward_prefetch")
@@ -57,7 +61,10 @@ def keeps_parameters(old):
     return old.plan["api"] in ("zero1", "zero2") or "GRAD_OP" in strategy or "ZERO2" in strategy
 
 
-@pytest.mark.parametrize("name", SHIPPED | CASES)
+@pytest.mark.parametrize(
+    "name",
+    [*SHIPPED, *(name if table_of(case["format"]) else tail(name) for name, case in zip(CASES, OF_CASES, strict=True))],
+)
 def test_every_committed_configuration_becomes_one_that_is_read_as_the_plan_with_fsdp2(name, tmp_path):
     text, gpus = (SHIPPED | CASES)[name]
     file = tmp_path / name.rpartition("|")[2]
