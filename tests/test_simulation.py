@@ -1,5 +1,7 @@
 """`simulate`: one call from a request to the step, its memory and its reasons."""
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -243,3 +245,17 @@ def test_streams_that_copy_activations_at_once_cost_nothing_and_slow_ones_share_
     assert step_s(activation_offload="save_on_cpu") > step_s(activation_offload="streams") > 1.1 * step_s()
     both_s = step_s(activation_offload="streams", cpu_offload=True)
     assert both_s > step_s(activation_offload="streams") + step_s(cpu_offload=True) - step_s()
+
+
+def test_a_program_is_gone_with_its_simulation_before_garbage_is_looked_for():
+    work = workload(Model.preset("gpt2-124m"), PLAN)
+    sim = simulate(replace(work, units=[*work.units]), CLUSTER, PLAN)  # the program of a list is not kept for others
+    assert min(sim.step_time_s, sim.exposed_comm_s, sim.peak_memory_bytes) > 0
+    program = weakref.ref(sim.program)
+
+    gc.disable()
+    del sim
+    gone = program() is None
+    gc.enable()
+
+    assert gone
