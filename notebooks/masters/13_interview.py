@@ -182,7 +182,8 @@ question.answer("Before its backward we gather it once more.")
 #
 # Mixed topics. It gets harder after a right answer and easier after a wrong one, and in every fourth you talk. Type and
 # press Enter; `?` if you do not know, `q` to end with the report that a hiring committee would write. In a terminal:
-# `fsdp-sim drill mock`.
+# `fsdp-sim drill mock`. With `mock(design="dense_70b")`, or `fsdp-sim drill mock --design dense_70b`, it ends with an
+# open question: you plan 70B on 256 GPUs, and the simulator judges your numbers.
 
 # %% tags=["nbval-ignore-output"]
 interview = mock(minutes=30)
