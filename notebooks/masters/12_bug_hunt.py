@@ -435,7 +435,7 @@ bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (pred
 
 # %% exercise="case_39"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 compared("case_39", [f"unit {n}" for n in range(4)], "Backward has read the last unit's weight")
 
 # %% [markdown]
