@@ -176,7 +176,7 @@ MEMORY: dict[Memory, LegendKind] = {
 
 def _template(ink: str, paper: str, grid: str, border: str) -> dict[str, Any]:
     font = {"family": FONT, "color": ink, "size": 12}
-    axis = {
+    axis: dict[str, Any] = {
         "showline": False,
         "zeroline": False,
         "gridcolor": grid,
