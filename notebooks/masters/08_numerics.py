@@ -601,13 +601,8 @@ steps = {"times the ranks": with_ranks, "by the global batch": checked.use}
 lines = {name: [run(rates, n, step, 8 // n, progress=False)[0] for n in (1, 2, 4)] for name, step in steps.items()}
 assert all(abs(lr - 0.1) < 1e-6 for lr in lines["by the global batch"])
 assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
-curves(
-    "Eight rows on four ranks are still eight rows: the rate must not grow",
-    lines,
-    [1, 2, 4],
-    x_title="ranks",
-    y_title="learning rate",
-)
+title = "Eight rows on four ranks are still eight rows: the rate must not grow"
+curves(title, lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
 
 # %% [markdown] covers=["coverage 004.73", "misconception 11"]
 # Gradients are averaged, so more ranks alone change nothing. But if each rank keeps its rows, the global batch grows
