@@ -18,6 +18,7 @@ from fsdp_sim.cli.against import print_against
 from fsdp_sim.cli.diagnose_page import write_memory_page, write_page
 from fsdp_sim.cli.memory import memory_of, print_memory
 from fsdp_sim.cli.options import Command, json_option, option, print_json, schema_option
+from fsdp_sim.cli.written import check_folder
 from fsdp_sim.diagnose import (
     COLUMNS,
     RANK_COLUMNS,
@@ -138,8 +139,7 @@ def command(
     if predict and not memory:
         raise ValueError("--predict says what memory is predicted for, and no --memory is given to hold against it")
     for name, path in (("--html", html), ("--chrome", chrome)):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
+        check_folder(name, path)
     if not traces:
         needs = {"--rank": rank, "--step": step, "--chrome": chrome, "--against": against}
         _memory_alone(memory, predict, max_gb, as_json, html, needs)

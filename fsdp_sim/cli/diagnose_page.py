@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import repeat
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fsdp_sim.cli.memory import tables
+from fsdp_sim.cli.written import drawn
 from fsdp_sim.diagnose import (
     COLUMNS,
     RANK_COLUMNS,
@@ -21,7 +21,6 @@ from fsdp_sim.diagnose import (
     ranks_to_show,
     totals,
 )
-from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.words import human_ms, percent
 
@@ -37,7 +36,7 @@ def write_page(path: str, timeline: Timeline, found: Diagnosis, memory: MemoryFo
     Raises:
         ValueError: a package that draws is missing.
     """
-    viz = _drawn()
+    viz = drawn("--html")
     numbers = viz.Table(
         "Where the time goes", ("", "time", "of the step"),
         tuple((name, human_ms(seconds), percent(seconds, found.step_s)) for name, seconds in totals(found)),
@@ -71,21 +70,12 @@ def write_memory_page(path: str, found: MemoryFound) -> None:
     Raises:
         ValueError: a package that draws is missing.
     """
-    _drawn().save_html(path, _memory(found, ""), title="What stands in my GPU's memory?")
-
-
-def _drawn() -> ModuleType:
-    """`fsdp_sim.viz`, which needs packages that the base install lacks."""
-    try:
-        from fsdp_sim import viz
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error.name or "", "--html")) from error
-    return viz
+    drawn("--html").save_html(path, _memory(found, ""), title="What stands in my GPU's memory?")
 
 
 def _memory(found: MemoryFound, api: str) -> list[Section]:
     """The curve of a snapshot with its sentences below it; the tables of its peak, with the prediction's."""
-    viz = _drawn()
+    viz = drawn("--html")
     shown = tuple(viz.Table(title, columns, tuple(rows)) for title, columns, rows in tables(found, api))
     said = [*(found.predicted.sentences if found.predicted else ()), *found.notes]
     return [

@@ -22,6 +22,7 @@ from fsdp_sim.cli.options import (
     schema_option,
     working,
 )
+from fsdp_sim.cli.written import drawn
 from fsdp_sim.lint import rules
 from fsdp_sim.migrate import (
     Migration,
@@ -35,7 +36,6 @@ from fsdp_sim.migrate import (
     order_of,
     torch_script,
 )
-from fsdp_sim.packages import missing
 from fsdp_sim.requests import Job, Request
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.words import human_bytes, human_ms
@@ -194,10 +194,7 @@ def _write(path: str, old: str, found: Migration, output: str | None) -> None:
 
 
 def _page(path: str, sims: tuple[Simulation, Simulation], found: Migration) -> None:
-    try:
-        import fsdp_sim.viz as viz
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error.name or "", "--page")) from error
+    viz = drawn("--page")
     before, after = sims
     names = (f"before ({before.plan.api})", f"after ({after.plan.api})")
     sections = [

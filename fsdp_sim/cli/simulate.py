@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -18,8 +17,8 @@ from fsdp_sim.cli.options import (
     schema_option,
     working,
 )
+from fsdp_sim.cli.written import check_folder, drawn
 from fsdp_sim.explore import answer
-from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import read_bytes, write_chrome
@@ -75,13 +74,13 @@ def simulate(
         simulation = job.simulate()
         result = answer(job, simulation, explained=explained)
     if timeline:
-        _check_folder("--timeline", timeline)
+        check_folder("--timeline", timeline)
         simulation.timeline.to_jsonl(timeline)
     if chrome:
-        _check_folder("--chrome", chrome)
+        check_folder("--chrome", chrome)
         write_chrome(simulation.timeline, chrome)
     if html:
-        _check_folder("--html", html)
+        check_folder("--html", html)
         _page(html, simulation, result)
     if as_json:
         print_json("simulate", result)
@@ -132,16 +131,8 @@ def _one(request: Request | Failure, explained: bool) -> Result | Failure:
         return Failure(error=shortened(str(error)), id=request.id)
 
 
-def _check_folder(option_name: str, path: str) -> None:
-    if not Path(path).absolute().parent.is_dir():
-        raise ValueError(f"{option_name} {path}: there is no folder {Path(path).absolute().parent}")
-
-
 def _page(path: str, simulation: Simulation, result: Result) -> None:
-    try:
-        import fsdp_sim.viz as viz
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error.name or "", "--html")) from error
+    viz = drawn("--html")
     text = result.explanation if isinstance(result.explanation, list) else []
     title = f"One training step of {result.model} on {result.gpus} x {result.gpu}"
     section = viz.Section.of(viz.timeline({"predicted": simulation.timeline}), "", "\n\n".join(text))

@@ -26,6 +26,7 @@ from fsdp_sim.cli.options import (
     values_of,
     working,
 )
+from fsdp_sim.cli.written import check_folder
 from fsdp_sim.explore import RUNS, Sweep, notes_of, played_front, read_rows, write_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
@@ -90,8 +91,7 @@ def sweep(
     """
     made = Sweep(texts, lists(vary), processes or min(2, os.cpu_count() or 1))
     for name, path in (("--out", out), ("--figure", figure)):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
+        check_folder(name, path)
     if figure:
         from fsdp_sim.cli.figures import check_suffix
 
