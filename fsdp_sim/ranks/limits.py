@@ -199,18 +199,24 @@ def memory_bytes(pids: list[int]) -> int:
         "VmSwap",
         "VmPTE",
     )  # page tables too: a terabyte of nothing that is looked at has 2 GB of them
-    of_server = _status_bytes(psutil.Process(pids[0]).ppid(), *counted)
-    own = sum(max(0, _status_bytes(pid, *counted) - of_server) for pid in pids)
-    mapped = sum(_status_bytes(pid, "RssShmem") for pid in pids)
+    of_server = _sum_of(status_bytes(psutil.Process(pids[0]).ppid()), counted)
+    found = list(map(status_bytes, pids))
+    own = sum(max(0, _sum_of(one, counted) - of_server) for one in found)
+    mapped = sum(one.get("RssShmem", 0) for one in found)
     nameless = {place: size for pid in pids for place, size in _nameless_files(pid)}
     return own + max(mapped, sum(nameless.values()))  # a nameless file may also be mapped
 
 
-def _status_bytes(pid: int, *names: str) -> int:
+def status_bytes(pid: int | str) -> dict[str, int]:
+    """Sizes of a process (``VmSize``, ``RssAnon``, ...) by the kernel's names; none where it does not say."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.partition(":")[0] in names)
-    return 0
+        lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return {name: int(size.split()[0]) * 1024 for name, _, size in lines if size.endswith(" kB")}
+    return {}
+
+
+def _sum_of(sizes: dict[str, int], names: tuple[str, ...]) -> int:
+    return sum(sizes.get(name, 0) for name in names)
 
 
 def _nameless_files(pid: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -12,8 +12,9 @@ import ctypes
 import mmap
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from fsdp_sim.ranks.limits import status_bytes
 
 if TYPE_CHECKING:
     from fsdp_sim.ranks.board import BoardView
@@ -34,10 +35,8 @@ class Look(NamedTuple):
 
 def look(pid: int | str) -> Look | None:
     """None where the kernel does not say."""
-    with contextlib.suppress(OSError, KeyError):
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return Look(*(int(lines[name].split()[0]) * 1024 for name in ("VmSize", "VmPeak")))
-    return None
+    sizes = status_bytes(pid)
+    return Look(sizes["VmSize"], sizes["VmPeak"]) if {"VmSize", "VmPeak"} <= sizes.keys() else None
 
 
 # ---- In a rank
