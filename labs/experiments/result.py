@@ -62,7 +62,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        error = "" if self.error is None else f"{self.error:+.0%}"
+        error = "" if self.error is None else f"{self.error:+z.0%}"
         numbers = ("" if value is None else f"{value:,.4g} {self.unit}" for value in (self.predicted, self.measured))
         return (self.name, self.quantity, *numbers, error)
 
