@@ -211,7 +211,7 @@ def _typed(interview: Interview, turn: InterviewTurn) -> bool:
         try:
             reply = interview.answer(typed)
         except UnreadableError as error:
-            click.echo(f"{error}. Asked for is {question.how if question else ''}.")
+            click.echo(_filled(f"{error}."))
             continue
         click.secho(_filled(str(reply)), fg="green" if reply.right else "red")
         if not reply.right:

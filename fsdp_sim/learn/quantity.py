@@ -85,7 +85,8 @@ def in_unit(answer: Any, unit: str) -> Any:
     scales = SCALES.get(unit, COUNT)
     quoted = repr(answer[:MAX_LENGTH])
     if found is None:
-        raise ValueError(f"{quoted} is no quantity; answer with a number of {unit or 'things'}, such as 12 or '12'")
+        such = written(1.5 * _usual(unit), unit) if unit in SCALES else "12 or '12'"
+        raise ValueError(f"{quoted} is no quantity; answer with a number of {unit or 'things'}, such as {such}")
     number, rest = float(found[1].replace(",", "").replace("_", "")), found[2]
     scale = _scale(rest, unit, scales)
     if scale is None:

@@ -14,6 +14,7 @@ from html import escape
 from string import ascii_lowercase
 from typing import Any, ClassVar
 
+from fsdp_sim.learn.corrected import corrected
 from fsdp_sim.learn.drill.slips import slip
 from fsdp_sim.learn.quantity import in_unit, unit_meant, written
 from fsdp_sim.learn.verdict import COLOURS, Grade
@@ -132,7 +133,7 @@ class Number(Question):
 
     def _judge(self, typed: str) -> tuple[bool, str]:
         try:
-            value = in_unit(typed, self.unit)
+            value = in_unit(corrected(typed), self.unit)
         except ValueError as error:
             raise UnreadableError(str(error)) from None
         if self.accepts(value):
@@ -240,6 +241,12 @@ def letters(typed: str, options: int, wanted: int) -> list[int]:
     known = ascii_lowercase[:options]
     found = re.sub(r"[\s,;)>.-]+", "", typed.lower())
     if len(found) != wanted or len(set(found)) != wanted or not set(found) <= set(known):
-        many = f"{wanted} different letters" if wanted > 1 else "one letter"
-        raise UnreadableError(f"{typed[:40]!r} is not {many} of {known[0]} to {known[-1]}")
+        do = (
+            f"each of the letters {known[0]} to {known[-1]} once, in your order"
+            if wanted > 1
+            else f"one letter, {known[0]} to {known[-1]}"
+        )
+        raise UnreadableError(
+            f"{f'{typed.strip()[:40]!r} cannot be read' if found else 'Nothing was typed'}: type {do}"
+        )
     return [known.index(letter) for letter in found]

@@ -111,8 +111,19 @@ def test_the_words_that_made_a_point_are_quoted_from_the_answer() -> None:
     assert "ACTIVATIONS aren\u2019t sharded" in quote.text
 
 
-@pytest.mark.parametrize(("said", "heard"), [("16 bytes per parameter", 1), ("15.8 bytes a param", 1), ("12 bytes", 0)])
-def test_a_number_may_be_off_by_a_twentieth(said: str, heard: bool) -> None:
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("16 bytes per parameter", 1),
+        ("15.8 bytes a param", 1),
+        ("12 bytes", 0),
+        ("12, no, 16 bytes per parameter", 1),
+        ("not 12 but 16 bytes per parameter", 1),
+        ("16, sorry, 12 bytes per parameter", 0),
+        ("not 16 bytes per parameter", 0),
+    ],
+)
+def test_a_number_is_heard_as_it_was_meant_to_a_twentieth(said: str, heard: bool) -> None:
     assert ("c" in letters_heard("fsdp_against_ddp", said)) == heard
 
 

@@ -56,6 +56,30 @@ def test_a_quantity_may_be_said_as_people_say_it(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "typed",
+    [
+        "4, no, 8 GB",
+        "4 GB, I mean 8",
+        "4 GB per GPU... wait, 8",
+        "sorry, make that 8 GB",
+        "not 4 but 8 GB",
+        "12, no, 4, hmm, or rather 8 GB",
+        "16 x 8e9 / 16 = 4 GB, no, 8 GB",
+        "8 GB, not 4",
+    ],
+)
+def test_a_number_that_is_taken_back_is_not_heard(typed: str) -> None:
+    assert STATES.grade(typed).right
+
+
+def test_what_is_denied_or_meant_no_more_is_not_the_answer() -> None:
+    assert STATES.grade("8 GB, no 2 ranks keep the same").right
+    assert not STATES.grade("8 GB, I mean 4").right
+    with pytest.raises(UnreadableError):
+        STATES.grade("not 8 GB")
+
+
+@pytest.mark.parametrize(
     ("typed", "says"),
     [("8", "of what?"), ("~8", "of what?"), ("8 Gb", "another unit"), ("8 or 9 GB", "more than one number")],
 )
@@ -138,5 +162,7 @@ def test_an_order_is_typed_as_letters(typed: str) -> None:
 def test_an_order_names_the_first_that_is_out_of_place_and_why() -> None:
     reply = STEP.grade("a b c")
     assert reply.cause == "place 1 is “all-gather”, not “forward”: a unit computes with whole parameters"
-    with pytest.raises(UnreadableError, match="3 different letters"):
+    with pytest.raises(UnreadableError, match="'a b' cannot be read: type each of the letters a to c once"):
         STEP.grade("a b")
+    with pytest.raises(UnreadableError, match="Nothing was typed: type each of the letters"):
+        STEP.grade(" ")

@@ -45,6 +45,7 @@ class _Term:
         found: set[Spot] = set()
         for sign, choice in self.choices:
             for spot in spots(choice, words):
+                sign = sign or "+" * choice.startswith("#")  # "not 13 GB" is no 13 GB
                 agrees = sign in ("", "!") or words[spot.last].denied == (sign == "-")
                 if agrees and (not self.subject or _subject(words, spot, self.subject)):
                     found.add(spot)

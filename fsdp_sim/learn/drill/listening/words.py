@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from fsdp_sim.learn.corrected import corrections
 from fsdp_sim.learn.drill.listening.vocabulary import base_forms, spellings, vocabulary
 
 MAX_LENGTH = 6000
@@ -72,15 +73,21 @@ def spelt(text: str) -> tuple[str, list[int]]:
     text = text[:MAX_LENGTH].lower()
     places = list(range(len(text) + 1))
     for pattern, word in spellings():
-        parts, kept, last = [], [], 0
-        for found in pattern.finditer(text):
-            new = found.expand(word)
-            parts += [text[last : found.start()], new]
-            at = places[found.start()]
-            kept += places[last : found.start()] + [at] * (len(new) - 1) + [places[found.end() - 1]] * bool(new)
-            last = found.end()
-        text, places = "".join([*parts, text[last:]]), kept + places[last:]
+        changes = [(found.start(), found.end(), found.expand(word)) for found in pattern.finditer(text)]
+        text, places = _changed(text, places, changes)
+    while taken_back := next(corrections(text), None):
+        text, places = _changed(text, places, [taken_back])
     return text, places
+
+
+def _changed(text: str, places: list[int], changes: list[tuple[int, int, str]]) -> tuple[str, list[int]]:
+    """A text with stretches of it replaced, and where its characters stood."""
+    parts, kept, last = [], [], 0
+    for start, end, new in changes:
+        parts += [text[last:start], new]
+        kept += places[last:start] + [places[start]] * (len(new) - 1) + [places[end - 1]] * bool(new)
+        last = end
+    return "".join([*parts, text[last:]]), kept + places[last:]
 
 
 class Words(tuple[Word, ...]):
