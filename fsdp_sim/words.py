@@ -106,6 +106,20 @@ def shortened(text: str, most: int = 4_000) -> str:
     return f"{text[: most // 2]}\n... {len(text) - most:,} characters cut ...\n{text[-most // 2 :]}"
 
 
+def in_brief(value: object, most: int = 60) -> str:
+    """A value as Python writes it, in one line: what is left out of a long one is said, with how much it is.
+
+    Example:
+        >>> in_brief("abc"), in_brief(list(range(1_000)), most=12)
+        ("'abc'", '[0, 1, 2, 3,... (4,878 more characters)')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
+
+
 def _drives(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs") or unicodedata.bidirectional(character) in TURNS
 

@@ -34,7 +34,7 @@ from fsdp_sim.spec import (
     toml_or_json,
     value_of,
 )
-from fsdp_sim.words import did_you_mean
+from fsdp_sim.words import did_you_mean, in_brief
 
 OF_CONFIG_JSON = {"model_type", "architectures", "hidden_size", "num_hidden_layers"}  # and of no file of ours
 
@@ -189,7 +189,7 @@ def with_config(request: Request, text: str) -> Request:
         raise ValueError("a model and a configuration are given; give one of them")
     table = decode(text.encode(), "the config")
     if not isinstance(table, dict):
-        raise ValueError(f"the config holds {table!r:.40}; a config.json is an object with a model_type")
+        raise ValueError(f"the config holds {in_brief(table, 40)}; a config.json is an object with a model_type")
     return msgspec.structs.replace(request, model=ModelFields(**_fields(Model.from_config(table))))
 
 

@@ -23,7 +23,7 @@ from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_byte
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 from fsdp_sim.timeline import Header, Op, Timeline
-from fsdp_sim.words import shortened
+from fsdp_sim.words import in_brief
 
 Skew = Callable[[Given, int], Given]
 
@@ -376,7 +376,7 @@ def simulate(
         ("plan", plan, (Plan,), "a Plan, such as Plan(micro_batch=2)"),
     ):
         if not isinstance(value, kinds):
-            raise ValueError(f"{name} is {shortened(repr(value), 60)}; it must be {right}")
+            raise ValueError(f"{name} is {in_brief(value)}; it must be {right}")
     asked = model, plan
     if isinstance(model, Model):
         model = transformer_workload(model, plan)

@@ -10,9 +10,10 @@ from typing import Any
 from fsdp_sim.spec.blocks import GATED, RELATIVE_ROWS
 from fsdp_sim.spec.catalogue import tables, toml_or_json
 from fsdp_sim.spec.model import Model
+from fsdp_sim.spec.several_models import of_several_models
 from fsdp_sim.spec.torchtitan import is_torchtitan, model_of_flavor
 from fsdp_sim.timeline import read_text
-from fsdp_sim.words import nearest
+from fsdp_sim.words import in_brief, nearest
 
 TABLE = "hugging_face.toml"
 SPELLINGS = {  # of one key, in the classes' configurations
@@ -129,7 +130,7 @@ def model_of(source: str | Path | Mapping[str, Any]) -> Model:
     if is_torchtitan(config):
         return model_of_flavor(config, str(path))
     if not isinstance(config, dict):
-        raise ValueError(f"{path} holds {config!r:.40}; a config.json is an object with a model_type")
+        raise ValueError(f"{path} holds {in_brief(config, 40)}; a config.json is an object with a model_type")
     return _Reader(config, str(path)).model()
 
 
@@ -141,16 +142,14 @@ class _Reader:
         kind = config.get("model_type")
         known = tables(TABLE)
         if kind not in known:
-            if "text_config" in config:
-                raise self._wrong(
-                    "text_config",
-                    "it reads more than text; give what is in text_config by itself, with its tie_word_embeddings",
-                )
+            if remedy := of_several_models(config, known):
+                raise self._wrong("model_type", remedy)
             near = nearest(kind, known, most=3) if isinstance(kind, str) else []
             raise self._wrong(
                 "model_type",
-                f"{'the nearest that is known is' if near else 'known are'} {', '.join(near or known)}; for others "
-                f"give the dimensions (Model), or trace the module with model_from_module",
+                f"{'the nearest known are' if len(near) > 1 else 'the nearest known is' if near else 'known are'} "
+                f"{', '.join(near or known)}; for others give the dimensions (Model), or trace the module with "
+                f"model_from_module",
             )
         self.of = known[kind]
         own = self.of.get("spellings", {})
@@ -165,7 +164,7 @@ class _Reader:
 
     def _wrong(self, key: str, remedy: str) -> ValueError:
         spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)
-        return ValueError(f"{self.where}: {spelled} is {self.given.get(spelled)!r:.60}; {remedy}")
+        return ValueError(f"{self.where}: {spelled} is {in_brief(self.given.get(spelled))}; {remedy}")
 
     def model(self) -> Model:
         self._refuse_what_is_not_understood()

@@ -116,13 +116,9 @@ def test_which_layers_see_a_window_is_read(config: dict[str, Any], window: int |
             {"model_type": "mellum", "mlp_layer_types": ["moe"] * 28},
             "mlp_layer_types is .*; known are dense and sparse",
         ),
-        ({"model_type": "lama"}, "the config: model_type is 'lama'; the nearest that is known is llama"),
+        ({"model_type": "lama"}, "the config: model_type is 'lama'; the nearest known is llama"),
         ({"model_type": "mamba2"}, r"model_type is 'mamba2'; .*; for others give the dimensions \(Model\), or trace"),
         ({}, "model_type is None; known are llama, "),
-        (
-            {"model_type": "gemma3", "text_config": {}},
-            "text_config is {}; it reads more than text; give what is in text",
-        ),
         (llama(hidden_act="xielu"), "hidden_act is 'xielu'; known are silu, "),
         (
             llama(num_memory_layers=2),
@@ -146,6 +142,39 @@ def test_which_layers_see_a_window_is_read(config: dict[str, Any], window: int |
 def test_what_is_not_understood_is_refused_with_key_value_and_remedy(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Model.from_config(config)
+
+
+IMAGES = {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27, "patch_size": 14}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "text_config (llama4_text) is known"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "text_config (gemma3_text) is known"),
+        (
+            {"model_type": "mistral3", "tie_word_embeddings": False, "text_config": {"model_type": "mistral"}},
+            "save that object, with the tie_word_embeddings (False) that stands beside it, as a file of its own",
+        ),
+        ({"model_type": "internvl_chat", "llm_config": {"model_type": "qwen2"}}, "llm_config (qwen2) is known"),
+        ({"model_type": "x_vl", "language_config": {"model_type": "deepseek_v2"}}, "language_config (deepseek_v2) is"),
+        ({"model_type": "omni", "thinker_config": {"text_config": llama()}}, "thinker_config.text_config (llama) is"),
+        ({"model_type": "encoder-decoder", "encoder": {"model_type": "bert"}}, "encoder (bert) is known"),
+        ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}}, "none for text is known: text_"),
+        ({"model_type": "clip", "text_config": {}}, "none for text is known: text_config, vision_config (siglip_"),
+        ({"model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2}, "nearest known are qwen2_5_vl_text"),
+    ],
+)  # fmt: skip
+def test_of_several_models_in_one_config_the_one_for_text_is_named_with_what_to_do(config: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=r"^the config: model_type is '\w.*; (give|or trace|for others)") as refused:
+        Model.from_config(config | {"vision_config": IMAGES, "quantization_config": {"quant_method": "fp8"}})
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_long_value_is_cut_at_its_end_and_says_so() -> None:
+    with pytest.raises(ValueError, match=r"layer_types is \['full.*\.\.\. \([\d,]+ more characters\); 'odd' is no att"):
+        Model.from_config(llama(sliding_window=8, layer_types=["full_attention"] * 31 + ["odd"]))
 
 
 def test_keys_that_change_no_shape_do_not_matter() -> None:
