@@ -1,12 +1,13 @@
 """A simulation says which of the settings that were given change nothing, and why."""
 
+import json
 from dataclasses import astuple, replace
 from html import escape
 
 import pytest
 from hypothesis import Phase, given, settings
 
-from fsdp_sim import Cluster, Plan, simulate
+from fsdp_sim import Cluster, Model, Plan, simulate
 from fsdp_sim.engine import jitter
 from fsdp_sim.forms import FormState
 from fsdp_sim.requests import request_of_texts, resolve, result_of
@@ -41,6 +42,27 @@ def test_what_changes_nothing_is_named_with_the_reason(model, cluster, plan, nam
     found = simulate(model, cluster, plan).without_effect
     assert list(found) == names
     assert all(f".{name}=" in sentence and why in sentence for name, sentence in found.items())
+
+
+@pytest.mark.parametrize(("config", "seq_len", "noted"), [
+    ({"max_position_embeddings": 2048}, 4096, True),
+    ({"max_position_embeddings": 2048}, 2048, False),
+    ({}, 4096, False),
+    ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 4096, False),
+    ({"max_position_embeddings": 2048, "rope_parameters": {"full_attention": {"type": "linear"}}}, 4096, False),
+    ({"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096, True),
+])  # fmt: skip
+def test_a_sequence_longer_than_rotary_positions_were_made_for_is_remarked_on(tmp_path, config, seq_len, noted) -> None:
+    of = {"model_type": "llama", "num_hidden_layers": 2, **config}
+    (tmp_path / "config.json").write_text(json.dumps(of))
+    texts = {"model_file": str(tmp_path), "gpu": "A100", "gpus": "8", "seq_len": str(seq_len)}
+
+    said = f"Plan.seq_len is {seq_len}, and llama is for sequences of at most 2048"
+    for notes in (
+        simulate(Model.from_config(of), NODE, Plan(seq_len=seq_len)).notes,
+        result_of(sim := (job := resolve(request_of_texts(texts))).simulate(), notes=job.notes_of(sim)).notes,
+    ):
+        assert any(note.startswith(said) for note in notes) is noted
 
 
 @pytest.mark.parametrize("plan", [

@@ -312,6 +312,14 @@ class Simulation:
                 f"changes the reduction of gradients alone, as torch's MixedPrecisionPolicy does; "
                 f"param_dtype={plan.reduce_dtype!r} computes in it."
             )
+        model = self._asked[0]
+        if isinstance(model, Model) and model.positions == "rope" and plan.seq_len > (model.max_seq_len or math.inf):
+            remarks.append(
+                f"Plan.seq_len is {plan.seq_len}, and {model.name} is for sequences of at most {model.max_seq_len} "
+                f"(Model.max_seq_len; max_position_embeddings of a config.json): time and memory are those of the "
+                f"longer ones, but it has not learned such positions; scale them (rope_scaling), or make seq_len at "
+                f"most {model.max_seq_len}."
+            )
         if self.plan.compile and self._is_traced:
             remarks.append(
                 "Plan.compile=True changes no byte here: a traced model is taken to keep what its operators keep "

@@ -134,6 +134,14 @@ def model_of(source: str | Path | Mapping[str, Any]) -> Model:
     return _Reader(config, str(path)).model()
 
 
+def _scaled(config: Mapping[str, Any]) -> bool:
+    """Whether rotary positions are scaled, for longer sequences than in training; types of layers may differ."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    each = [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
+    return any(one.get("rope_type", one.get("type", "default")) not in ("default", "mrope") for one in each)
+
+
 class _Reader:
     """One configuration, with the keys that have been looked at."""
 
@@ -188,6 +196,8 @@ class _Reader:
             fields |= {"vocab": labels}
         elif fields.get("positions", "learned") == "learned":
             fields["max_seq_len"] = get("max_position_embeddings") + self.of.get("more_positions", 0)
+        elif fields["positions"] == "rope" and not _scaled(self.given):
+            fields["max_seq_len"] = self._named(self.given).get("max_position_embeddings")
         if self.of.get("encoder"):
             decoder = get("num_decoder_layers") or fields["n_layer"]
             fields |= {"n_encoder_layer": fields["n_layer"], "n_layer": decoder}

@@ -74,7 +74,8 @@ class Model:
             ``unweighted`` by head and without weights (Llama 4).
         positions: ``learned`` (a table of ``max_seq_len`` rows), ``rope``, ``relative`` (T5: a bias of each head by
             distance, from a table of 32 rows), or ``none`` (also for alibi, and for what is not learned).
-        max_seq_len: rows of the table of learned positions; None is the plan's ``seq_len``.
+        max_seq_len: rows of the table of learned positions; None is the plan's ``seq_len``. With ``rope``, the longest
+            sequence that it is for, which a note remarks on beyond; None is any.
         token_types: rows of a table that is added to the embedding (BERT).
         embed_norm: a norm follows the embedding.
         head_transform: a linear layer, its activation and a norm come before the head (BERT).
