@@ -19,12 +19,14 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import torch
 import tyro
+from IPython.display import HTML
 from rich.console import Console
 from rich.syntax import Syntax
 
@@ -74,9 +76,14 @@ def changed_lines() -> list[str]:
     return list(difflib.unified_diff(before, after, "train_ddp.py", "train_fsdp2.py", n=0, lineterm=""))
 
 
-def diff() -> Syntax:
-    """The same in colours, for a terminal or a notebook."""
-    return Syntax("\n".join(changed_lines()), "diff", theme="tango", background_color="default")
+def diff() -> HTML:
+    """The same for a notebook, new lines on green and old ones on red: words keep the colour of the theme."""
+    tint = {"+": "#2ea04333", "-": "#f8514933"}
+    lines = [
+        f'<span style="display: block; background: {tint.get(line[:1], "none")}">{escape(line)}</span>'
+        for line in changed_lines()
+    ]
+    return HTML(f"<pre>{''.join(lines)}</pre>")
 
 
 def predict(api: str, ranks: int, device: str = "cpu") -> Simulation:
@@ -173,7 +180,7 @@ def main(ranks: int | None = None, device: Literal["cpu", "cuda"] = "cpu") -> in
     Args:
         ranks: by default 2, or one on each GPU.
     """
-    Console().print(diff())
+    Console().print(Syntax("\n".join(changed_lines()), "diff", theme="ansi_dark", background_color="default"))
     return command("ddp_to_fsdp2", lambda: run(ranks, device))
 
 

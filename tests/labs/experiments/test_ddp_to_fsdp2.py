@@ -30,7 +30,7 @@ def test_the_scripts_are_short_and_differ_in_few_lines():
     changed = [line for line in changed_lines()[2:] if line[0] in "+-"]
     assert len(changed) <= 14
     assert any("fully_shard(layer, mesh=mesh)" in line for line in changed)
-    assert "fully_shard(model, mesh=mesh)" in diff().code
+    assert "fully_shard(model, mesh=mesh)" in diff().data
 
 
 @pytest.mark.tail  # the lab's notebook runs it too
