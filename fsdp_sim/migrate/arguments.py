@@ -45,7 +45,7 @@ def of_ddp(script: Script, call: cst.Call) -> Sharding:
         elif name in ("process_group", "device_mesh") and text != "None":
             READERS[name](script, found, node)
         elif name in ("*", "**"):
-            _unread(script, found, node)
+            unread(script, found, node)
     if "device_ids" in given:
         _device(script, given["device_ids"])
     return found
@@ -59,15 +59,15 @@ def of_fsdp1(script: Script, call: cst.Call) -> Sharding:
         if name in READERS and script.code(node) != "None":
             READERS[name](script, found, node)
         elif name not in OF_FSDP1:
-            _unread(script, found, node)
+            unread(script, found, node)
     if found.broadcast and "device_id" in given:
         found.broadcast = "after"  # the model may be on the CPU, from where NCCL sends nothing
     if "HYBRID" in str(script.plan.get("sharding_strategy")) and "mesh" not in found.arguments:
-        found.arguments["mesh"] = _hybrid_mesh(script)
+        found.arguments["mesh"] = hybrid_mesh(script)
     return found
 
 
-def _unread(script: Script, found: Sharding, node: cst.BaseExpression) -> None:
+def unread(script: Script, found: Sharding, node: cst.BaseExpression) -> None:
     script.look(
         node, f"{script.code(node)[:60]} may hold any arguments, which only running the script would tell: write them "
         "out, then migrate.", must=True,
@@ -107,7 +107,7 @@ def _kept(script: Script, node: cst.BaseExpression) -> str | None:
     return KEEPS[name]
 
 
-def _hybrid_mesh(script: Script) -> str:
+def hybrid_mesh(script: Script) -> str:
     """Replicas between nodes, shards within: FSDP1's groups, which it makes of ``torch.cuda.device_count()``."""
     script.need("torch.distributed.device_mesh", "init_device_mesh")
     script.need("torch", "distributed as dist")

@@ -13,7 +13,7 @@ from fsdp_sim.migrate.source import SHARDED, Change, Script, statements, walk
 
 MOST_COLUMNS = 100
 OLD = ("torch.distributed.fsdp", "torch.nn.parallel", "functools", "contextlib", "deepspeed",
-       "torch.distributed.algorithms")  # fmt: skip
+       "torch.distributed.algorithms", "lightning", "pytorch_lightning")  # fmt: skip
 FSDP2 = {
     "fully_shard", "FSDPModule", "MixedPrecisionPolicy", "CPUOffloadPolicy", "OffloadPolicy", "UnshardHandle",
     "register_fsdp_forward_method", "DataParallelMeshDims", "share_comm_ctx",

@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_sim.migrate.blocks import find_blocks
 from fsdp_sim.migrate.gradients import Gradients
 from fsdp_sim.migrate.imports import mend_imports
+from fsdp_sim.migrate.lightning import Strategies, strategies_of
 from fsdp_sim.migrate.order import Compiling, Ordering, makes_optimizer
 from fsdp_sim.migrate.result import LookAt, Migration, diff_of, told
 from fsdp_sim.migrate.source import SHARDED, Script, arguments_of, calls_in, dotted, targets_of, walk
@@ -34,12 +35,15 @@ def migrate_script(text: str, where: str, blocks: Sequence[str] = ()) -> tuple[s
         raise ValueError(f"{where} is not Python: line {error.raw_line}: {error.message}") from None
     script.blocks, script.blocks_given = tuple(blocks), bool(blocks)
     since = _models(script)
-    if not any(script.name_of(call) in SHARDED for call in calls_in(script.module)):
+    has_strategies = bool(strategies_of(script))
+    if not has_strategies and not any(script.name_of(call) in SHARDED for call in calls_in(script.module)):
         return text, script
     find_blocks(script)
     script.apply(Splitting(script))
     script.apply(Ordering(script))
     script.apply(Policies(script))
+    if has_strategies:
+        script.apply(Strategies(script))
     script.apply(Compiling(script))
     script.apply(Gradients(script))
     script.apply(States(script, since))
@@ -71,10 +75,9 @@ def _nothing(script: Script, where: str) -> str:
     if "fully_shard" in names:
         return f"{where} uses fully_shard already: nothing to do. fsdp-sim lint {where} looks for traps."
     return (
-        f"{where} wraps no model in FullyShardedDataParallel, DistributedDataParallel or deepspeed.initialize: "
-        f"nothing to "
-        "do. A trainer's configuration is migrated by naming that file; where the wrapping is in another file, "
-        "name that."
+        f"{where} wraps no model in FullyShardedDataParallel, DistributedDataParallel, deepspeed.initialize or "
+        "Lightning's strategies for them: nothing to do. A trainer's configuration is migrated by naming that file; "
+        "where the wrapping is in another file, name that."
     )
 
 

@@ -281,3 +281,64 @@ def test_what_ddp_allowed_and_fsdp2_does_not_is_named_with_its_line(code, rule):
     _, found = migrated(code)
 
     assert (_line_of(code.splitlines()[-1], code), rule) in [(one.line, one.rule) for one in found.look]
+
+
+LIGHTNING = """
+from torch import nn
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy
+class Block(nn.Module): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        ("'fsdp', devices=4", "ModelParallelStrategy(shard, data_parallel_size=4, tensor_parallel_size=1)"),
+        ("'fsdp', devices=[0, 1], num_nodes=nodes", "data_parallel_size=2 * nodes, tensor_parallel_size=1"),
+        ("'fsdp', devices='auto'", "data_parallel_size=torch.cuda.device_count(), tensor_parallel_size=1"),
+        ("'fsdp_cpu_offload'", "CPUOffloadPolicy()"),
+        ("'fsdp', precision='bf16-mixed'", "param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16"),
+        ("FSDPStrategy(auto_wrap_policy={Block})", "if isinstance(module, Block):"),
+        ("FSDPStrategy(sharding_strategy='SHARD_GRAD_OP')", "reshard_after_forward"),
+        ("FSDPStrategy(sharding_strategy='HYBRID_SHARD')", 'mesh_dim_names=("replicate", "shard")'),
+        ("FSDPStrategy(timeout=t)", "tensor_parallel_size=1, timeout=t)"),
+        ("FSDPStrategy(state_dict_type='full')", "save_distributed_checkpoint=False"),
+        (
+            "FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block})",
+            "if isinstance(module, CheckpointWrapper):",
+        ),
+        ("'ddp'", "broadcast_from_rank0=True"),
+    ],
+)
+def test_a_strategy_of_lightning(given, becomes):
+    found, _ = migration_of_script(f"{LIGHTNING}fabric = Fabric(strategy={given})\n", "train.py")
+
+    assert becomes in found.new
+    assert "FSDPStrategy" not in found.new
+    assert found.by_hand == []
+    assert compile(found.new, "train.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "fabric = Fabric(strategy='fsdp')\nmodel, optimizer = fabric.setup(model, optimizer)",
+            "fabric.setup_module(model), make the optimizer of it, then fabric.setup_optimizers(optimizer)",
+        ),
+        ("import lightning as L\nL.Trainer(strategy='fsdp')", "configure_model(self) with the line shard(self.model"),
+        ("Fabric(strategy='fsdp', precision='16-mixed')", 'refuses precision="16-mixed": use "bf16-mixed"'),
+        (
+            "Fabric(strategy=FSDPStrategy(device_mesh=(2, 4)))",
+            "device_mesh=(2, 4): ModelParallelStrategy makes its own",
+        ),
+        ("Fabric(strategy=FSDPStrategy(**more))", "more may hold any arguments"),
+        ("Fabric(strategy='deepspeed_stage_3')", "write FSDPStrategy(auto_wrap_policy={Block}) in its place"),
+    ],
+)
+def test_what_lightning_leaves_to_a_person(code, says):
+    text = LIGHTNING if "L.Trainer" not in code else ""
+    found, _ = migration_of_script(f"{text}{code}\n", "train.py")
+
+    assert says in " ".join(one.what for one in found.by_hand)
