@@ -233,8 +233,8 @@ def _aloud(interview: Interview, turn: InterviewTurn, talk: Conversation) -> boo
                 break
             said = ""
         spoke = interview.say(said)
-        if spoke.made and spoke.good is None:
-            click.echo(_filled(marked(said, spoke.made.values(), _mark)))
+        if spoke.quotes:
+            click.echo(_filled(marked(said, spoke.quotes, _mark)))
         click.echo(_filled(remark(talk, spoke)))
     click.echo("A strong answer says:")
     for line in summary(talk):

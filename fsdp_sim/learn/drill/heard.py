@@ -39,7 +39,7 @@ def remark(talk: Conversation, spoke: Spoke) -> str:
 def _remark(talk: Conversation, spoke: Spoke) -> str:
     if spoke.good is not None:
         rung = talk.source.ladder[sum(turn.good is not None for turn in talk.turns) - 1]
-        return f"{'✓ Yes.' if spoke.good else '✗ Not what I was after.'} A strong answer: {rung.strong}"
+        return f"{_on_follow_up(spoke)} A strong answer: {rung.strong}".strip()
     if spoke.against:
         contrary = ", ".join(f"“{quote.text}”" for quote in spoke.against.values())
         return f"Are you sure? You said {contrary}."
@@ -47,6 +47,14 @@ def _remark(talk: Conversation, spoke: Spoke) -> str:
         many = len(spoke.made)
         return f"✓ {many} point{'s' if many > 1 else ''} made, by the words that are marked."
     return "I have not heard a point in that."
+
+
+def _on_follow_up(spoke: Spoke) -> str:
+    if spoke.good:
+        return "✓ Yes."
+    if spoke.answer:
+        return f"✗ You said “{spoke.answer.text}”, and that is not so."
+    return "✗ I did not hear it in that." if spoke.said.strip() else ""
 
 
 def summary(talk: Conversation) -> list[str]:

@@ -94,7 +94,7 @@ class Mock:
             self.interview.skip()
             return f"<p>A strong answer says:{summary_html(talk)}</p>"
         spoke = self.interview.say("" if unknown else text)
-        heard = marked(spoke.said, spoke.made.values(), lambda words: f"<u><b>{escape(words)}</b></u>", escape)
+        heard = marked(spoke.said, spoke.quotes, lambda words: f"<u><b>{escape(words)}</b></u>", escape)
         reply = f"<p>{heard}</p><p>{escape(remark(talk, spoke))}</p>"
         if talk.part is not Part.OVER:
             return reply

@@ -29,13 +29,11 @@ class SpokenReply:
         self.over = [VERDICTS[talk.good], *summary(talk)] if talk.part is Part.OVER else []
 
     def __repr__(self) -> str:
-        heard = marked(self.spoke.said, self.spoke.made.values(), lambda words: f"_{words}_")
+        heard = marked(self.spoke.said, self.spoke.quotes, lambda words: f"_{words}_")
         return "\n".join(filter(None, [heard, remark(self.talk, self.spoke), self.asks, *self.over]))
 
     def _repr_html_(self) -> str:
-        heard = marked(
-            self.spoke.said, self.spoke.made.values(), lambda words: f"<u><b>{escape(words)}</b></u>", escape
-        )
+        heard = marked(self.spoke.said, self.spoke.quotes, lambda words: f"<u><b>{escape(words)}</b></u>", escape)
         asks = f"<p><b>{escape(self.asks)}</b></p>" if self.asks else ""
         over = f"<p>{self.over[0]}{summary_html(self.talk)}</p>" if self.over else ""
         return f'<div role="status"><p>{heard}</p><p>{escape(remark(self.talk, self.spoke))}</p>{asks}{over}</div>'

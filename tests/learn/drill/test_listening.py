@@ -6,7 +6,7 @@ from string import ascii_lowercase
 
 import pytest
 
-from fsdp_sim.learn.drill.listening import listen, patterns
+from fsdp_sim.learn.drill.listening import listen, listen_on, patterns
 from fsdp_sim.learn.drill.listening.measured import Answers, Score, letters_heard, measure
 from fsdp_sim.learn.drill.listening.pattern import pattern
 from fsdp_sim.learn.drill.listening.words import MAX_LENGTH
@@ -43,6 +43,19 @@ def test_new_answers_to_the_others_are_heard() -> None:
     score = sum(measure(REST).values(), Score())
     assert score.recall >= ENOUGH, score
     assert score.precision >= ENOUGH, score
+
+
+@pytest.mark.parametrize(("file", "recall", "precision"), [("follow_ups", 0.85, 0.85), ("follow_ups_hard", 0.8, 0.75)])
+def test_answers_to_follow_ups_are_heard(file: str, recall: float, precision: float) -> None:
+    score = sum(measure(answers(f"{file}.toml")).values(), Score())
+    assert score.recall >= recall, score
+    assert score.precision >= precision, score
+
+
+def test_a_strong_answer_to_a_follow_up_is_heard_and_its_question_is_none() -> None:
+    rungs = [(name, place, rung) for name, entry in spoken().items() for place, rung in enumerate(entry.ladder)]
+    assert [(name, place) for name, place, rung in rungs if not listen_on(name, place, rung.strong).made] == []
+    assert [(name, place) for name, place, rung in rungs if listen_on(name, place, rung.question).made] == []
 
 
 @pytest.mark.parametrize("said", ["324 all-reduces", "", "38 collectives", "FSDP1 and FSDP2", "a b c d e f g", "?!"])

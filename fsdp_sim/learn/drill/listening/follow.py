@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import tomllib
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,24 +10,12 @@ from importlib.resources import files
 from string import ascii_lowercase
 
 from fsdp_sim.learn.drill.listening.endpoint import Endpoint, EndpointError
-from fsdp_sim.learn.drill.listening.listen import Quote, listen
-from fsdp_sim.learn.drill.listening.words import Words, read
+from fsdp_sim.learn.drill.listening.listen import Quote, listen, listen_on
 from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.spoken import SpokenQuestion
 
 ASKED_FOR = 3
 """Of the points that are missing so many are asked for, one by one."""
-SHARED = 0.3
-"""Of the telling words of a strong answer to a follow-up so many must be said."""
-COMMON = frozenset(
-    re.findall(
-        r"\w+",
-        "a an the of to in on at by for with and or but so if it its is are was be been has have had do does "
-        "did not no that this these those there then than as from into all each every one two what which who "
-        "when where how why can could would may might must should will they them their you your we our i my "
-        "only also more most some any such about after before because until while both other another same ",
-    )
-)
 
 
 class Part(Enum):
@@ -48,6 +35,7 @@ class Spoke:
         made: points that this turn made, each with the words.
         against: points of which it said the contrary.
         good: of a follow-up of the ladder, whether it was answered; None of other turns.
+        answer: the words that answered it, or that speak against an answer.
         note: what went wrong with an endpoint; empty where nothing did.
     """
 
@@ -57,6 +45,14 @@ class Spoke:
     against: dict[int, Quote]
     good: bool | None = None
     note: str = ""
+    answer: Quote | None = None
+
+    @property
+    def quotes(self) -> list[Quote]:
+        """The words that counted."""
+        if self.good is None:
+            return list(self.made.values())
+        return [self.answer] if self.good and self.answer else []
 
 
 @functools.cache
@@ -144,7 +140,7 @@ class Conversation:
         """
         if self.part is Part.OVER:
             raise ValueError("this question is over")
-        asked, good, note = self.asks, None, ""
+        asked, good, note, answer = self.asks, None, "", None
         heard = listen(self.source.name, text)
         made, against = dict(heard.made), dict(heard.against)
         if self.part is Part.MISSING and text.strip():
@@ -157,8 +153,10 @@ class Conversation:
             except EndpointError as error:
                 note = f"{error}: heard without it."
         if self.part is Part.LADDER:
-            good = alike(self.source.ladder[self._rung].strong, text, asked) >= SHARED
-        turn = Spoke(asked, text, {p: q for p, q in made.items() if p not in self.made}, against, good, note)
+            against = {}  # what is asked here is about other circumstances
+            on = listen_on(self.source.name, self._rung, text)
+            good, answer = bool(on.made), next(iter([*on.made.values(), *on.against.values()]), None)
+        turn = Spoke(asked, text, {p: q for p, q in made.items() if p not in self.made}, against, good, note, answer)
         self.turns.append(turn)
         self._go_on(good)
         return turn
@@ -197,13 +195,3 @@ def _in_context(name: str, asked: str, said: str, place: int) -> Quote | None:
         return None
     start, end = max(0, quote.start - len(lead)), quote.end - len(lead)
     return Quote(said[start:end], start, end)
-
-
-def alike(strong: str, said: str, asked: str) -> float:
-    """Of the telling words of a strong answer, which the question does not say already, the part that was said."""
-    telling = _stems(read(strong)) - _stems(read(asked))
-    return len(telling & _stems(read(said))) / max(1, len(telling))
-
-
-def _stems(words: Words) -> set[str]:
-    return {word.stem for word in words if word.stem not in COMMON}

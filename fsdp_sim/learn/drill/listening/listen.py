@@ -43,15 +43,28 @@ def patterns() -> dict[str, dict[str, tuple[Pattern, ...]]]:
     Raises:
         ValueError: a point has none, or there are patterns of what is no point.
     """
-    text = (files("fsdp_sim.learn.drill.listening") / "heard.toml").read_text(encoding="utf-8")
+    return _read("heard.toml", {name: ascii_lowercase[: len(source.points)] for name, source in spoken().items()}, NEAR)
+
+
+@functools.cache
+def follow_ups() -> dict[str, dict[str, tuple[Pattern, ...]]]:
+    """The patterns of each follow-up, by its number; ``1!`` is what speaks against an answer to the first.
+
+    Raises:
+        ValueError: a follow-up has none, or there are patterns of what is none.
+    """
+    return _read("follow_ups.toml", dict.fromkeys(spoken(), "123"), NEARER)
+
+
+def _read(file: str, keys: Mapping[str, str], near: int) -> dict[str, dict[str, tuple[Pattern, ...]]]:
+    text = (files("fsdp_sim.learn.drill.listening") / file).read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    for name, source in spoken().items():
-        points = set(ascii_lowercase[: len(source.points)])
-        if points != {key for key in table.get(name, ()) if not key.endswith("!")}:
-            raise ValueError(f"{name}: heard.toml needs patterns for the points {', '.join(sorted(points))}")
+    for name, known in keys.items():
+        if {*known} != {key for key in table.get(name, ()) if not key.endswith("!")}:
+            raise ValueError(f"{name}: {file} needs patterns for {', '.join(known)}")
     return {
         name: {
-            key: tuple(pattern(line, NEARER if key[1:] else NEAR) for line in lines) for key, lines in points.items()
+            key: tuple(pattern(line, NEARER if key[1:] else near) for line in lines) for key, lines in points.items()
         }
         for name, points in table.items()
     }
@@ -64,10 +77,26 @@ def listen(name: str, said: str) -> Heard:
         name: of the question.
         said: the answer, as it was typed; its first 6,000 characters are read.
     """
-    words, of = read(said), patterns()[name]
+    return _heard(patterns()[name], said, ascii_lowercase)
+
+
+def listen_on(name: str, rung: int, said: str) -> Heard:
+    """Whether an answer to a follow-up answers it, as a point that is made or spoken against.
+
+    Args:
+        name: of the question.
+        rung: of its ladder, from 0.
+        said: the answer, read as far as by `listen`.
+    """
+    key = f"{rung + 1}"
+    return _heard({each: lines for each, lines in follow_ups()[name].items() if each[0] == key}, said, "123")
+
+
+def _heard(of: Mapping[str, tuple[Pattern, ...]], said: str, places: str) -> Heard:
+    words = read(said)
     found = {key: quote for key, lines in of.items() if (quote := _first(lines, words, said))}
-    against = {ascii_lowercase.index(key[0]): quote for key, quote in found.items() if key.endswith("!")}
-    made = {ascii_lowercase.index(key): quote for key, quote in found.items() if not key.endswith("!")}
+    against = {places.index(key[0]): quote for key, quote in found.items() if key.endswith("!")}
+    made = {places.index(key): quote for key, quote in found.items() if not key.endswith("!")}
     return Heard({place: quote for place, quote in sorted(made.items()) if place not in against}, against)
 
 

@@ -1,7 +1,8 @@
 """How well the listener hears: point recall and precision on answers that somebody marked.
 
 Run ``python -m fsdp_sim.learn.drill.listening.measured FILE`` with a file of marked answers: of each question a list of
-[kind, letters of the points that were made, what was said].
+[kind, letters of the points that were made, what was said]. Of a follow-up, such as "zero_stages 2", its number stands
+in place of letters where it was answered.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase
 
-from fsdp_sim.learn.drill.listening.listen import listen
+from fsdp_sim.learn.drill.listening.listen import listen, listen_on
 
 Answers = dict[str, list[tuple[str, str, str]]]
 
@@ -38,7 +39,10 @@ class Score:
 
 
 def letters_heard(name: str, said: str) -> set[str]:
-    """The letters of the points that were heard."""
+    """The letters of the points that were heard; of a follow-up its number."""
+    name, _, number = name.partition(" ")
+    if number:
+        return {number} if listen_on(name, int(number) - 1, said).made else set()
     return {ascii_lowercase[place] for place in listen(name, said).made}
 
 

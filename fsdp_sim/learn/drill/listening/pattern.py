@@ -13,7 +13,7 @@ from fsdp_sim.learn.drill.listening.vocabulary import vocabulary
 from fsdp_sim.learn.drill.listening.words import Words, spelt, stem
 
 NEAR, NEARER = 18, 10
-"""Words within which all of a pattern must stand; of one that speaks against a point."""
+"""Words within which all of a pattern must stand; of one that speaks against a point, or answers a follow-up."""
 FAR = 30
 """Words back to the rival of whom something is said."""
 CLOSE = 0.05

@@ -98,8 +98,9 @@ class Words(tuple[Word, ...]):
         return {}
 
 
+@functools.lru_cache(maxsize=64)
 def read(text: str) -> Words:
-    """The words of an answer."""
+    """The words of an answer, kept for a while with what was looked for in them: one answer is listened to often."""
     plain, places = spelt(text)
     rules = vocabulary().negation
     deny = [tuple(phrase.split()) for phrase in rules.deny]
