@@ -1,8 +1,8 @@
 """Every exercise there is, held to what a learner may expect: its stub, its solution, every wrong answer and shortcut.
 
 Authors add a file under ``fsdp_sim/learn/exercises`` and nothing here. The answers to an exercise take turns on the
-same ranks (see `tests.learn.together`); ``make test-all`` judges each on ranks of its own, as a learner's. They draw
-the same every time; ``FSDP_SIM_SEED=7 python -m pytest tests/learn/test_exercises.py`` draws others.
+same ranks (see `tests.learn.together`); ``make test-all`` judges those to one of each kind on ranks of their own, as a
+learner's. They draw the same every time; ``FSDP_SIM_SEED=7 python -m pytest tests/learn/test_exercises.py`` draws others.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from fsdp_sim.learn import apart
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, ExerciseKind
 from fsdp_sim.learn.find import load_all
 from fsdp_sim.learn.sources import missing, unknown
 from fsdp_sim.learn.verdict import Grade, Verdict
-from tests.learn.together import verdicts
+from tests.learn.together import BRIEF_S, verdicts
 
 EXERCISES = load_all()
 MAX_MESSAGE = 900  # characters
@@ -48,6 +50,10 @@ def cases(exercise: Exercise) -> list[Case]:
     return found + [Case("shortcut", wrong.function, wrong.message) for wrong in exercise.shortcuts]
 
 
+def of_kind(kind: ExerciseKind) -> Exercise:
+    return next(exercise for exercise in EXERCISES if exercise.kind is kind)
+
+
 def amiss(exercise: Exercise, case: Case, verdict: Verdict) -> str:
     """What is not as it should be about a verdict, or nothing."""
     best = {Grade.GOOD, Grade.OPTIMAL} if exercise.targets else {Grade.PASS}
@@ -69,18 +75,19 @@ def test_stub_reference_wrong_answers_and_shortcuts_get_the_verdict_they_should(
     some = cases(exercise)
     found = verdicts(exercise, [case.answer for case in some])
     for case, verdict in zip(some, found, strict=True):
-        if verdict is None or amiss(exercise, case, verdict):  # an answer before it may have left something
-            verdict = judge(exercise, case.answer, told=True)
+        for timeout_s in (BRIEF_S, apart.TIMEOUT_S):  # alone: an answer before it may have left something
+            if verdict is None or amiss(exercise, case, verdict):
+                with patch.object(apart, "TIMEOUT_S", timeout_s):
+                    verdict = judge(exercise, case.answer, told=True)
         assert not amiss(exercise, case, verdict)
 
 
 @pytest.mark.tail
-@pytest.mark.parametrize(
-    ("exercise", "case"),
-    [pytest.param(e, case, id=f"{e.name}-{case.kind}-{n}") for e in EXERCISES for n, case in enumerate(cases(e))],
-)
-def test_the_same_on_ranks_of_its_own(exercise: Exercise, case: Case) -> None:
-    assert not amiss(exercise, case, judge(exercise, case.answer, told=True))
+@pytest.mark.parametrize("exercise", [of_kind(kind) for kind in ExerciseKind], ids=lambda exercise: exercise.name)
+def test_the_same_on_ranks_of_its_own(exercise: Exercise) -> None:
+    """One of each kind; `tests/learn/classroom/test_grading.py` has the other solutions judged so."""
+    for case in cases(exercise):
+        assert not amiss(exercise, case, judge(exercise, case.answer, told=True))
 
 
 def test_a_solution_can_be_read_alone() -> None:
