@@ -22,7 +22,7 @@ help:
 	@echo 'make demo        train on 4 ranks, predict the same step, write demo.html'
 	@echo 'make check       before a commit: lint, the quick tests, one notebook'
 	@echo 'make test        run the tests and every notebook          ARGS="-k name" passes options to pytest; JOBS=0: one by one'
-	@echo 'make test-all    everything: besides, both editions, every wrong answer on ranks of its own, damage, chaos'
+	@echo 'make test-all    everything: besides, both editions, damage, chaos'
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make site        the web edition, into build/site: needs npm          ARGS=--no-live: all but what runs in the page'

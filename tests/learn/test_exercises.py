@@ -2,7 +2,8 @@
 
 Authors add a file under ``fsdp_sim/learn/exercises`` and nothing here. The answers to an exercise take turns on the
 same ranks (see `tests.learn.together`); ``make test-all`` judges those to one of each kind on ranks of their own, as a
-learner's. They draw the same every time; ``FSDP_SIM_SEED=7 python -m pytest tests/learn/test_exercises.py`` draws others.
+learner's. They draw the same every time; ``FSDP_SIM_SEED=7 python -m pytest tests/learn/test_exercises.py`` draws
+others.
 """
 
 from __future__ import annotations

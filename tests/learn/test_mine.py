@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fsdp_sim.learn import check, mine
-from fsdp_sim.learn.classroom.grading import grade
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.judges.mine import SAVED, WAYS, InTheFile, by_torch
 from fsdp_sim.learn.mine import Whose
@@ -96,15 +95,6 @@ def test_an_accepted_answer_goes_into_the_file_and_parts_before_it_are_skipped(f
 def test_an_answer_that_is_not_accepted_does_not_go_into_the_file(file: Path) -> None:
     assert not check("put_hooks", load("put_hooks").shortcuts[0].function).passed
     assert not file.exists()
-
-
-@pytest.mark.slow
-def test_it_can_be_graded_from_a_cell_by_code_that_cannot_read_the_reference() -> None:
-    cell = "import torch\n\n\n" + mine.source_of(load("prefetch").reference, "prefetch")
-
-    (graded,) = grade({"prefetch": cell}, as_other_user=os.geteuid() == 0)
-
-    assert graded.points == graded.out_of, graded.feedback
 
 
 def test_a_learner_s_pass_through_all_parts_makes_the_whole_file_theirs(file: Path) -> None:

@@ -18,12 +18,13 @@ import psutil
 import pytest
 
 import fsdp_sim
-from fsdp_sim.learn import exercises
+from fsdp_sim.learn import exercises, mine
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.classroom.grading import ExerciseGrade, answers, grade, points
 from fsdp_sim.learn.classroom.grading.written_function import Written
 from fsdp_sim.learn.exercise import ExerciseKind
 from fsdp_sim.learn.find import load, names
+from fsdp_sim.learn.folders import folders_in
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
 grading = importlib.import_module("fsdp_sim.learn.classroom.grading.grade")  # whose name is also its function's
@@ -35,6 +36,17 @@ NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alo
 
 def solved(name: str) -> str:
     return f"{imports(load(name))}\n\n\n{solution_source(load(name))}"
+
+
+def of_every_kind() -> list[str]:
+    """Names of exercises: of those that are tried in the same way one."""
+    found: dict[object, str] = {}
+    for name in names():
+        exercise = load(name)
+        trial = exercise.judge.trial(1)
+        own = name if trial.metered or any(folders_in(trial.each)) else ""
+        found[exercise.kind, trial.ranks > 1, trial.within is None, trial.issues == (), own] = name
+    return [*found.values()]
 
 
 def written(body: str, name: str = NAME) -> str:
@@ -88,8 +100,8 @@ def test_points_are_given_for_difficulty() -> None:
 
 
 RIGHT = ("case_18", "bytes_kept")  # on real ranks, with files and without
+PART = "prefetch"  # of my_fsdp.py: judged beside the others' reference, which its code cannot read
 ATTACKS = {  # code, and what it is told
-    "loops for ever": ("while True: pass", "still running after 10 s of computing"),
     "reads what others handed in": ("return open('{course}/other.ipynb').read()", "FileNotFoundError"),
     "overwrites what others handed in": ("open('{course}/other.ipynb', 'w').write('mine')", "FileNotFoundError"),
     "reads the solution": ("return open('{exercises}/unit/all_gathers_per_step.py').read()", "PermissionError"),
@@ -199,13 +211,14 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graded(course: Path) -> dict[str, ExerciseGrade]:
     """Each attack as the code of another exercise, then code that is right, untouched and no Python."""
-    given = {}
+    given: dict[str, str] = {}
+    part = mine.source_of(load(PART).reference, PART)
     for name, (body, _) in zip(NUMBERS, ATTACKS.values(), strict=False):
         places = {"{course}": str(course), "{exercises}": str(EXERCISES)}
         given[name] = written(functools.reduce(lambda text, place: text.replace(*place), places.items(), body), name)
     assert len(given) == len(ATTACKS)
     given |= {name: written(body, name) for name, (body, _) in ON_FILES.items()}
-    given |= {name: solved(name) for name in RIGHT}
+    given |= {name: solved(name) for name in RIGHT} | {PART: f"import torch\n\n\n{part}"}
     given |= {"hooks_in_forward": stub_source(load("hooks_in_forward")), "order_of_backward": "def order(:"}
     return {one.exercise: one for one in grade(given, [course])}
 
@@ -229,7 +242,7 @@ class TestGrade:
         assert not [one.exercise for one in graded.values() if "theirs" in one.feedback]
 
     def test_what_is_right_among_it_gets_all_its_points(self, graded: dict[str, ExerciseGrade]) -> None:
-        for one in (graded[name] for name in RIGHT):
+        for one in (graded[name] for name in (*RIGHT, PART)):
             assert one.points == one.out_of == load(one.exercise).difficulty
             assert one.feedback.startswith("✓ Right")
 
@@ -274,10 +287,12 @@ class TestGrade:
         assert "ModuleNotFoundError" in done.stdout
 
     @pytest.mark.tail
-    def test_every_solution_of_the_course_is_right_here_too(self) -> None:
-        graded = list(grade({name: solved(name) for name in names()}))
+    def test_solutions_of_every_kind_are_right_here_too(self) -> None:
+        """Among them all whose memory is metered, and all that are lent a folder."""
+        solutions = {name: solved(name) for name in of_every_kind()}
+        graded = list(grade(solutions))
         assert [one.feedback for one in graded if one.points < one.out_of] == []
-        assert {one.exercise for one in graded} == names().keys()
+        assert {one.exercise for one in graded} == solutions.keys()
 
 
 @NEEDS_ROOT
@@ -295,9 +310,17 @@ class TestWhatIsLeft:
     def test_a_process_that_outlives_its_rank_is_ended_and_what_is_right_beside_it_gets_its_points(
         self, folder: Path
     ) -> None:
-        first, second = list(grade({NAME: written(OUTLIVES), "who_computes_what": solved("who_computes_what")}))
-        assert (first.points, second.points) == (0, second.out_of)
-        self.nothing_is_left(folder)
+        """Nor does root's resource tracker listen to what runs beside them."""
+        shared = Path("/dev/shm", SHARED)
+        shared.write_bytes(b"root's")
+        beside = {"elements_sent": written(REMOVES, "elements_sent"), "who_computes_what": solved("who_computes_what")}
+        try:
+            first, _, last = list(grade({NAME: written(OUTLIVES)} | beside))
+            assert (first.points, last.points) == (0, last.out_of)
+            self.nothing_is_left(folder)
+            assert shared.read_bytes() == b"root's"
+        finally:
+            shared.unlink(missing_ok=True)
 
     @pytest.mark.tail
     def test_a_checker_that_stands_still_is_ended_with_all_that_the_code_started(
@@ -307,16 +330,6 @@ class TestWhatIsLeft:
         (one,) = grade({NAME: written(f"import time\n{FORKS}time.sleep(600)")})
         assert (one.points, one.feedback) == (0, grading.HELD_UP)
         self.nothing_is_left(folder)
-
-    @pytest.mark.tail
-    def test_root_s_resource_tracker_does_not_listen_to_it(self) -> None:
-        shared = Path("/dev/shm", SHARED)
-        shared.write_bytes(b"root's")
-        try:
-            list(grade({NAME: written(REMOVES)}))
-            assert shared.read_bytes() == b"root's"
-        finally:
-            shared.unlink(missing_ok=True)
 
     def nothing_is_left(self, folder: Path) -> None:
         assert not list(folder.iterdir())
