@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.cli.options import Command, option, print_json, request_options, schema_option
+from fsdp_sim.cli.written import check_folder
 from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
 from fsdp_sim.measure.from_trace import StackNumbers, calibrate_from
 from fsdp_sim.measure.train_probe import ProbeShape
@@ -65,8 +66,7 @@ def command(
     """
     if output.exists() and not overwrite:
         raise click.UsageError(f"{output} exists; give another --output, or --overwrite")
-    if not output.absolute().parent.is_dir():
-        raise click.UsageError(f"there is no folder {output.absolute().parent} to write {output.name} to")
+    check_folder("--output", str(output))
     if traces:
         _from_traces(traces, texts, output, as_json)
         return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
+
+from fsdp_sim.cli.written import check_folder
 
 
 @click.command()
@@ -21,8 +21,7 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
       fsdp-sim demo
       fsdp-sim demo --ranks 2 --data my_texts/ --out two.html
     """
-    if not Path(out).absolute().parent.is_dir():
-        raise click.ClickException(f"--out {out}: there is no folder {Path(out).absolute().parent}")
+    check_folder("--out", out)
     click.echo("Under a minute on two idle cores. First, torch is loaded...")
 
     from fsdp_sim.ranks import start_server
@@ -35,7 +34,7 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
         experiment = Experiment(world_size=ranks, batch=batch, data=data)
         experiment.corpus  # noqa: B018  (read now, so that what is wrong with it is said before anything starts)
     except (ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
     from fsdp_sim.cli.demo_run import show
 
