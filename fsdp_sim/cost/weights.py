@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from fsdp_sim.schedule import DTYPE_BYTES, Param
 from fsdp_sim.spec import QUANTIZATIONS, Model, Plan, Quantization
-from fsdp_sim.words import nearest
+from fsdp_sim.words import in_brief, nearest
 
 HUGGING_FACE_NAMES = {  # of linear layers, in peft's target_modules
     "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "ffn.gate", "up_proj": "ffn.up",
@@ -155,15 +155,15 @@ def check_names(model: str, plan: Plan, params: Iterable[str], linears: Iterable
         if not any(_holds(pattern, name) for name in params):
             near = nearest(pattern, params, most=3) or params[:4]
             raise ValueError(
-                f"Plan.freeze names {pattern!r}, which matches no parameter of {model}; it has {', '.join(near)}, "
-                f"and a * stands for any part of a name: 'layers.*.attn'"
+                f"Plan.freeze names {in_brief(pattern)}, which matches no parameter of {model}; it has "
+                f"{', '.join(near)}, and a * stands for any part of a name: 'layers.*.attn'"
             )
     if isinstance(plan.lora_targets, str):
         return
     for target in plan.lora_targets:
         if not any(_is(HUGGING_FACE_NAMES.get(target, target), name) for name in linears):
             raise ValueError(
-                f"Plan.lora_targets names {target!r}, which is no linear layer of a block of {model}; it has "
+                f"Plan.lora_targets names {in_brief(target)}, which is no linear layer of a block of {model}; it has "
                 f"{', '.join(linears)}"
             )
 

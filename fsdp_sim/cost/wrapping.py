@@ -11,6 +11,7 @@ from types import EllipsisType
 from fsdp_sim.cost.weights import Weights, check_names, weights_of
 from fsdp_sim.schedule import DTYPE_BYTES, Exchange, Param, Unit
 from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, root_shapes
+from fsdp_sim.words import in_brief
 
 Shapes = Sequence[tuple[str, int, int]]
 Wrap = str | int | tuple[str, ...]
@@ -128,5 +129,7 @@ def _wrapped(model: Model, wrap: Wrap, shapes_of: Mapping[str, Shapes]) -> set[s
         return {name for name, shapes in shapes_of.items() if sum(r * c for _, r, c in shapes) >= wrap}
     if unknown := sorted(set(wrap) - set(shapes_of)):
         names = list(shapes_of)
-        raise ValueError(f"Plan.wrap names {unknown[0]!r}; {model.name} has the blocks {names[0]} to {names[-1]}")
+        raise ValueError(
+            f"Plan.wrap names {in_brief(unknown[0])}; {model.name} has the blocks {names[0]} to {names[-1]}"
+        )
     return set(wrap)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdp_sim.requests import MAX_BLOCKS, check_blocks
-from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
+from fsdp_sim.simulation import MAX_BLOCKS, Fit, Simulation, check_blocks, in_short, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
@@ -147,7 +146,7 @@ def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str,
 
     for model in reversed(models):
         try:
-            check_blocks(model, plan)
+            check_blocks(model.n_layer + model.n_encoder_layer, plan)
             sim = simulate(model, cluster, in_short(plan), **options)
         except ValueError as error:  # for example a sequence longer than its positions
             refused, larger = refused or str(error), f"{model.name} is larger and refused: {error}"

@@ -2,7 +2,7 @@
 
 from fsdp_sim.requests.from_json import read_requests
 from fsdp_sim.requests.from_texts import request_of_texts, with_config, with_job
-from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
+from fsdp_sim.requests.job import Job, choose_dtypes, resolve
 from fsdp_sim.requests.results import category_name, change_in_words, does_not_fit, on_the_edge, result_of
 from fsdp_sim.requests.structs import (
     ALIASES,
@@ -28,7 +28,6 @@ from fsdp_sim.requests.structs import (
 __all__ = [
     "ALIASES",
     "CLUSTER_FIELDS",
-    "MAX_BLOCKS",
     "MODEL_FIELDS",
     "NAMES",
     "PLAN_FIELDS",
@@ -47,7 +46,6 @@ __all__ = [
     "TunedPlan",
     "category_name",
     "change_in_words",
-    "check_blocks",
     "choose_dtypes",
     "does_not_fit",
     "given",

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from fsdp_sim.cost import numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
-from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.simulation import Simulation, check_blocks, simulate
 from fsdp_sim.spec import Cluster, Model, Plan, shards_of
 
 
@@ -64,9 +64,7 @@ def resolve(request: Request) -> Job:
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
     values = fields | chosen
     plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
-    for part in (model, cluster, plan):
-        _check_numbers(part)
-    check_blocks(model, plan)
+    check_blocks(model.n_layer + model.n_encoder_layer, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
     notes += _about_experts(model, plan, cluster)
     return Job(model, cluster, plan, notes, numbers, tuple(chosen))
@@ -74,33 +72,6 @@ def resolve(request: Request) -> Job:
 
 PADDING_SAID = 1.5  # times as many bytes
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone
-LIMITS = {  # beyond what anyone trains; a slip of the finger is an error, not a computation without end
-    "n_layer": 10_000, "n_encoder_layer": 10_000, "d_model": 2**20, "d_ffn": 2**24, "vocab": 2**26, "gpus": 2**20,
-    "micro_batch": 2**20, "seq_len": 2**26, "grad_accum": 10_000,
-}  # fmt: skip
-OTHER_LIMIT = 2**26  # of any other whole number
-MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through each
-
-
-@functools.lru_cache(maxsize=4096)
-def _check_numbers(part: Model | Cluster | Plan) -> None:
-    for name, value in vars(part).items():
-        if type(value) is not int or name == "wrap" or name not in part.__dataclass_fields__:
-            continue
-        if value > (most := LIMITS.get(name, OTHER_LIMIT)):
-            raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
-
-
-def check_blocks(model: Model, plan: Plan) -> None:
-    """Raise ValueError for a step of more than `MAX_BLOCKS` blocks."""
-    blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
-    if blocks > MAX_BLOCKS:
-        most = MAX_BLOCKS // (model.n_layer + model.n_encoder_layer)
-        remedy = f"a grad_accum of {most:,} or less, which shows what each further micro-batch costs"
-        raise ValueError(
-            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MAX_BLOCKS:,}; take "
-            f"{remedy if most else 'fewer layers'}"
-        )
 
 
 def _about_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]:

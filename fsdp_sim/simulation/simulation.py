@@ -20,6 +20,7 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
+from fsdp_sim.simulation.limits import check_blocks
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 from fsdp_sim.timeline import Header, Op, Timeline
@@ -387,6 +388,7 @@ def simulate(
             raise ValueError(f"{name} is {in_brief(value)}; it must be {right}")
     asked = model, plan
     if isinstance(model, Model):
+        check_blocks(model.n_layer + model.n_encoder_layer, plan)
         model = transformer_workload(model, plan)
     if plan.shard_size is not None and cluster.gpus % plan.shard_size:
         raise ValueError(

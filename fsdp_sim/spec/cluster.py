@@ -15,8 +15,12 @@ from fsdp_sim.spec.gpus import Gpu, gpu
 from fsdp_sim.spec.links import Link, link, link_of_text
 from fsdp_sim.timeline import read_text, written
 
+_RANKS = 2**20
+_GPU = Allowed(
+    "the name of a GPU, 'cpu' or a Gpu", lambda value: isinstance(value, (str, Gpu)) and value != "", are_names=True
+)
 _LINK = one_of(None).explained("what its servers ship with") | Allowed(
-    "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != ""
+    "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != "", are_names=True
 )
 
 
@@ -58,9 +62,9 @@ class Cluster:
         ValueError: Cluster.gpus is 12, which does not fill nodes of 8 GPUs; take 8 or 16, or gpus_per_node=6
     """
 
-    gpu: Any = field(Allowed("the name of a GPU, 'cpu' or a Gpu", lambda v: isinstance(v, (str, Gpu)) and v != ""))
-    gpus: int = field(whole(1).explained("the world size"))
-    gpus_per_node: int | None = field(one_of(None) | whole(1), default=None)
+    gpu: Any = field(_GPU)
+    gpus: int = field(whole(1, _RANKS).explained("the world size"))
+    gpus_per_node: int | None = field(one_of(None) | whole(1, _RANKS), default=None)
     intra: str | Link | None = field(_LINK, default=None)
     inter: str | Link | None = field(_LINK, default=None)
     host: str | Link | None = field(_LINK, default=None)

@@ -13,9 +13,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
-from fsdp_sim.words import did_you_mean, nearest
+from fsdp_sim.words import did_you_mean, in_brief, nearest
 
 _T = TypeVar("_T")
+
+# Beyond what anyone trains: a slip of the finger is an error, not a computation without end.
+SIZE = 2**26  # of any whole number for which nothing smaller is said
+MOST = 1e60  # of numbers that are not whole, and its inverse the least: with these no rate or time becomes infinite
+LONGEST = 10_000  # characters of a name, names of modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Allowed:
 
     Attributes:
         names: the strings among them, where there is a list of these.
+        most: of whole numbers, beyond which a value is taken for a slip; None is any.
+        are_names: strings and tuples are names, and no longer than `LONGEST`.
 
     Example:
         >>> depth = one_of(None) | whole(minimum=1)
@@ -34,12 +41,17 @@ class Allowed:
     words: str
     test: Callable[[Any], bool]
     names: tuple[str, ...] = ()
+    most: int | None = None
+    are_names: bool = False
 
     def __or__(self, other: Allowed) -> Allowed:
         def test(value: Any) -> bool:
             return self.test(value) or other.test(value)
 
-        return Allowed(f"{self.words} or {other.words}", test, self.names + other.names)
+        return Allowed(
+            f"{self.words} or {other.words}", test, self.names + other.names, self.most or other.most,
+            self.are_names or other.are_names,
+        )  # fmt: skip
 
     def explained(self, why: str) -> Allowed:
         """The same test with a remark in its words, for example what None means."""
@@ -53,9 +65,9 @@ def one_of(*values: object) -> Allowed:
     return Allowed(words, lambda value: any(type(value) is type(v) and value == v for v in values), names)
 
 
-def whole(minimum: int) -> Allowed:
+def whole(minimum: int, most: int | None = None) -> Allowed:
     """A whole number, not a bool, of at least ``minimum``."""
-    return Allowed(f"a whole number >= {minimum}", lambda value: type(value) is int and value >= minimum)
+    return Allowed(f"a whole number >= {minimum}", lambda value: type(value) is int and value >= minimum, most=most)
 
 
 def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
@@ -71,7 +83,7 @@ def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
 
 def text() -> Allowed:
     """A string with at least one character."""
-    return Allowed("a name (a non-empty string)", lambda value: isinstance(value, str) and value != "")
+    return Allowed("a name (a non-empty string)", lambda value: isinstance(value, str) and value != "", are_names=True)
 
 
 def field(allowed: Allowed, *, default: Any = dataclasses.MISSING) -> Any:
@@ -85,18 +97,25 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
     Raises:
         ValueError: names the field, the value and what would be right.
     """
-    if allowed.test(value):
-        return
-    near = nearest(value, allowed.names) if isinstance(value, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{owner}.{name} is {value!r}; it must be {allowed.words}{hint}")
+    if not allowed.test(value):
+        near = nearest(value, allowed.names) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{owner}.{name} is {in_brief(value, 200)}; it must be {allowed.words}{hint}")
+    if type(value) is int and allowed.most is not None and value > allowed.most:
+        shown = f"{value:,}" if value < MOST else in_brief(value)
+        raise ValueError(f"{owner}.{name} is {shown}; the simulator goes up to {allowed.most:,}")
+    if type(value) is float and value and not 1 / MOST <= abs(value) <= MOST:
+        raise ValueError(f"{owner}.{name} is {value}; the simulator goes from {1 / MOST:g} to {MOST:g}")
+    if allowed.are_names and isinstance(value, str | tuple) and max([len(value), *map(len, value)]) > LONGEST:
+        most = f"{LONGEST:,} characters" if isinstance(value, str) else f"{LONGEST:,} names, each of as many characters"
+        raise ValueError(f"{owner}.{name} is {in_brief(value)}; the simulator goes up to {most}")
 
 
 def _check_names(cls: Any, names: list[str], kwargs: dict[str, Any]) -> None:
     for given, value in kwargs.items():
         if given not in names and given not in cls.__dataclass_fields__:  # which also has what only copies are given
             hint = did_you_mean(given, names, "it has")
-            raise TypeError(f"{cls.__name__} has no field {given} (given {given}={value!r}); {hint}")
+            raise TypeError(f"{cls.__name__} has no field {given} (given {given}={in_brief(value, 200)}); {hint}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))

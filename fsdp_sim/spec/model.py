@@ -10,11 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.spec.fields import field, one_of, spec, text, whole
-from fsdp_sim.words import nearest
+from fsdp_sim.spec.fields import SIZE, field, one_of, spec, text, whole
+from fsdp_sim.words import in_brief, nearest
 
 _BOOL = one_of(True, False)
-_COUNT = one_of(None) | whole(1)
+_COUNT = one_of(None) | whole(1, SIZE)
+_LAYERS = 10_000
 NEEDS = {  # fields that say nothing without another
     "experts_per_token": "n_expert",
     "d_expert": "n_expert",
@@ -115,11 +116,11 @@ class Model:
     """
 
     name: str = field(text())
-    n_layer: int = field(whole(1))
-    d_model: int = field(whole(1))
-    n_head: int = field(whole(1))
-    d_ffn: int = field(whole(1))
-    vocab: int = field(whole(1))
+    n_layer: int = field(whole(1, _LAYERS))
+    d_model: int = field(whole(1, 2**20))
+    n_head: int = field(whole(1, 2**20))
+    d_ffn: int = field(whole(1, 2**24))
+    vocab: int = field(whole(1, SIZE))
     n_kv_head: int | None = field(_COUNT, default=None)
     head_dim: int | None = field(_COUNT, default=None)
     ffn_type: str = field(one_of("gelu", "swiglu", "relu", "geglu"), default="gelu")
@@ -133,7 +134,7 @@ class Model:
     qk_norm: str | None = field(one_of(None, "head", "projection", "unweighted"), default=None)
     positions: str = field(one_of("learned", "rope", "relative", "none"), default="learned")
     max_seq_len: int | None = field(_COUNT, default=None)
-    token_types: int = field(whole(0), default=0)
+    token_types: int = field(whole(0, SIZE), default=0)
     embed_norm: bool = field(_BOOL, default=False)
     head_transform: bool = field(_BOOL, default=False)
     tied_embeddings: bool = field(_BOOL, default=True)
@@ -143,22 +144,22 @@ class Model:
     chunked_window: bool = field(_BOOL, default=False)
     sinks: bool = field(_BOOL, default=False)
     logit_softcap: bool = field(_BOOL, default=False)
-    n_encoder_layer: int = field(whole(0), default=0)
-    n_expert: int | None = field(_COUNT, default=None)
+    n_encoder_layer: int = field(whole(0, _LAYERS), default=0)
+    n_expert: int | None = field(one_of(None) | whole(1, 10_000), default=None)
     experts_per_token: int | None = field(_COUNT, default=None)
     d_expert: int | None = field(_COUNT, default=None)
-    n_shared_expert: int = field(whole(0), default=0)
+    n_shared_expert: int = field(whole(0, _LAYERS), default=0)
     d_shared_expert: int | None = field(_COUNT, default=None)
     shared_expert_gate: bool = field(_BOOL, default=False)
-    first_dense: int = field(whole(0), default=0)
-    moe_every: int = field(whole(1), default=1)
+    first_dense: int = field(whole(0, _LAYERS), default=0)
+    moe_every: int = field(whole(1, _LAYERS), default=1)
     kv_lora_rank: int | None = field(_COUNT, default=None)
     q_lora_rank: int | None = field(_COUNT, default=None)
     rope_head_dim: int | None = field(_COUNT, default=None)
     v_head_dim: int | None = field(_COUNT, default=None)
     patch_size: int | None = field(_COUNT, default=None)
     image_size: int | None = field(_COUNT, default=None)
-    channels: int = field(whole(1), default=3)
+    channels: int = field(whole(1, SIZE), default=3)
     adaln: bool = field(_BOOL, default=False)
     dtype: str = field(one_of("fp32", "bf16", "fp16"), default="fp32")
     unverified: bool = field(_BOOL, default=False)
@@ -243,10 +244,11 @@ class Model:
         if name not in presets:
             near = nearest(name.lower(), presets, most=3, cutoff=0.8)
             if near:
-                raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
+                raise ValueError(f"no model is called {in_brief(name)}; the nearest names are {', '.join(near)}")
             raise ValueError(
-                f"no model is called {name!r}: it is not in the catalogue, so give its dimensions (n_layer, d_model, "
-                f"n_head, d_ffn, vocab), or trace it with model_from_module; the catalogue has {', '.join(presets)}"
+                f"no model is called {in_brief(name)}: it is not in the catalogue, so give its dimensions (n_layer, "
+                f"d_model, n_head, d_ffn, vocab), or trace it with model_from_module; the catalogue has "
+                f"{', '.join(presets)}"
             )
         return presets[name]
 

@@ -8,7 +8,7 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Literal
 
-from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
+from fsdp_sim.spec.fields import SIZE, Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.operators import OPERATORS
 from fsdp_sim.spec.optimizers import OPTIMIZERS
 from fsdp_sim.spec.quantization import QUANTIZATIONS
@@ -81,11 +81,12 @@ INSTEAD = {  # what another way to train calls it
 }
 
 _BOOL = one_of(True, False)
-_DEPTH = one_of(None).explained("implicit prefetch") | whole(1).explained("depth of explicit prefetch")
+_DEPTH = one_of(None).explained("implicit prefetch") | whole(1, SIZE).explained("depth of explicit prefetch")
 _PER_MICRO_BATCH = one_of(True, False, "last")
 _NAMES = Allowed(
     "a tuple of names of modules",
     lambda value: isinstance(value, tuple) and len(value) > 0 and all(isinstance(n, str) and n for n in value),
+    are_names=True,
 )
 _OPERATORS = Allowed(
     f"a tuple of operators to keep (of {', '.join(OPERATORS)})",
@@ -258,7 +259,7 @@ class Plan:
     # what it copies.
     _of_stack: InitVar[tuple[str, ...]] = dataclass_field(default=(), kw_only=True)
     api: Api = field(one_of("fsdp2", "fsdp1", "ddp", "zero1", "zero2"), default="fsdp2")
-    reshard_after_forward: bool | int | None = field(one_of(True, False, None) | whole(1), default=None)
+    reshard_after_forward: bool | int | None = field(one_of(True, False, None) | whole(1, SIZE), default=None)
     forward_prefetch: int | bool | None = field(_DEPTH | _BOOL.explained("fsdp1"), default=None)
     backward_prefetch: Any = field(_DEPTH | _FSDP1_BACKWARD.explained("fsdp1"), default=None)
     limit_all_gathers: bool = field(_BOOL, default=True)
@@ -269,17 +270,17 @@ class Plan:
     reduce_dtype: str | None = field(one_of(None, *DTYPES), default=None)
     cpu_offload: bool = field(_BOOL, default=False)
     activation_checkpointing: str | int | tuple[str, ...] | None = field(
-        one_of(None, "full", "selective") | whole(1).explained("every k-th block") | _OPERATORS, default=None
+        one_of(None, "full", "selective") | whole(1, SIZE).explained("every k-th block") | _OPERATORS, default=None
     )
     use_reentrant: bool = field(_BOOL, default=False)
     activation_offload: str | None = field(one_of(None, "save_on_cpu", "streams"), default=None)
-    shard_size: int | None = field(one_of(None) | whole(1), default=None)
-    expert_parallel: int = field(whole(1), default=1)
-    grad_accum: int = field(whole(1), default=1)
-    micro_batch: int = field(whole(1), default=1)
-    seq_len: int = field(whole(1), default=1024)
+    shard_size: int | None = field(one_of(None) | whole(1, SIZE), default=None)
+    expert_parallel: int = field(whole(1, SIZE), default=1)
+    grad_accum: int = field(whole(1, 10_000), default=1)
+    micro_batch: int = field(whole(1, 2**20), default=1)
+    seq_len: int = field(whole(1, SIZE), default=1024)
     wrap: str | int | tuple[str, ...] = field(
-        one_of("block", "root", "embed_block_head") | whole(1) | _NAMES, default="block"
+        one_of("block", "root", "embed_block_head") | whole(1, 2**62) | _NAMES, default="block"
     )
     stack: str = field(one_of(*stack_names()), default="plain")
     compile: bool = field(_BOOL, default=False)
@@ -288,24 +289,24 @@ class Plan:
     held_logits: str | None = field(one_of(None, "computed", "fp32", "fp32_in_head"), default=None)
     experts_impl: str = field(one_of("grouped", "loop"), default="grouped")
     rms_norm: str = field(one_of("fused", "composed"), default="fused")
-    loss_metrics: int = field(whole(0), default=0)
+    loss_metrics: int = field(whole(0, 10_000), default=0)
     freeze: tuple[str, ...] | None = field(one_of(None) | _NAMES.explained("or of parameters"), default=None)
-    lora_rank: int | None = field(one_of(None) | whole(1), default=None)
+    lora_rank: int | None = field(one_of(None) | whole(1, 2**20), default=None)
     lora_targets: str | tuple[str, ...] = field(one_of("all-linear") | _NAMES, default="all-linear")
     base_quantization: str | None = field(one_of(None, *QUANTIZATIONS), default=None)
     kbit_training: str | None = field(one_of(None, "peft", "trl"), default=None)
     fp8: str | None = field(one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"), default=None)
     fp8_all_gather: bool = field(_BOOL, default=False)
     fp8_precompute_scale: bool = field(_BOOL, default=False)
-    loss_chunks: int = field(whole(1), default=1)
+    loss_chunks: int = field(whole(1, SIZE), default=1)
     float32_matmul_precision: str = field(one_of("highest", "high"), default="highest")
-    save_every: int | None = field(one_of(None) | whole(1), default=None)
+    save_every: int | None = field(one_of(None) | whole(1, SIZE), default=None)
     async_save: bool = field(_BOOL, default=False)
     storage_gb_per_s: float | None = field(one_of(None) | number(above=True), default=None)
     optimizer: str = field(one_of(*OPTIMIZERS), default="adamw")
     optimizer_impl: str = field(one_of("fused", "foreach"), default="fused")
     clip_grad_norm: bool = field(_BOOL, default=False)
-    reduce_scatter_max_input_buffers: int = field(whole(1), default=1)
+    reduce_scatter_max_input_buffers: int = field(whole(1, SIZE), default=1)
     separate_reduce_scatter_group: bool = field(_BOOL, default=False)
     post_optim_event: bool = field(_BOOL, default=False)
     unshard_async_op: bool = field(_BOOL, default=False)

@@ -7,7 +7,8 @@ from msgspec import UNSET
 
 import fsdp_sim.requests
 from fsdp_sim.requests import Failure, read_requests, request_of_texts, resolve
-from fsdp_sim.spec import Plan
+from fsdp_sim.simulation import simulate
+from fsdp_sim.spec import Cluster, Plan
 
 BASE = {"model": "gpt2-124m", "gpu": "A100", "gpus": "8"}
 
@@ -95,7 +96,9 @@ def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):
 
 def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
     with pytest.raises(ValueError, match=r"12,000 blocks in a step.*take a grad_accum of 833 or less"):
-        resolve(request_of_texts(BASE | {"grad_accum": "1000"}))
+        resolve(asked := request_of_texts(BASE | {"grad_accum": "1000"}))
+    with pytest.raises(ValueError, match=r"12,000 blocks in a step.*take a grad_accum of 833 or less"):
+        simulate(asked.model, Cluster("A100", gpus=8), Plan(grad_accum=1000))
 
 
 @pytest.mark.parametrize("name", ["head_dim", "gpus_per_node", "loss_metrics"])

@@ -1,10 +1,11 @@
 """Every spec is frozen, checks each value, and answers a misspelt field with the right one."""
 
 import dataclasses
+import re
 
 import pytest
 
-from fsdp_sim.spec import Allowed, field, number, one_of, spec, text, whole
+from fsdp_sim.spec import Allowed, Cluster, Model, Plan, field, number, one_of, spec, text, whole
 
 
 @spec
@@ -49,6 +50,33 @@ def test_values_are_checked_then_the_rule_between_fields():
         Oven("a", trays=3)
     with pytest.raises(ValueError, match=r"Oven.trays is 0; it must be a whole number >= 1"):
         dataclasses.replace(Oven("a"), trays=0)
+
+
+DIMS = {"name": "m", "n_layer": 2, "d_model": 64, "n_head": 4, "d_ffn": 128, "vocab": 100}
+BASE = {Model: DIMS, Cluster: {"gpu": "H100", "gpus": 8}, Plan: {"activation_checkpointing": "full"}}
+
+
+BEYOND = [
+    (Model, "n_layer", 10**6, "Model.n_layer is 1,000,000; the simulator goes up to 10,000"),
+    (Model, "d_model", 10**5000, "Model.d_model is a whole number of thousands of digits; the simulator goes up"),
+    (Model, "vocab", -1, "Model.vocab is -1; it must be a whole number >= 1"),
+    (Model, "name", "x" * 10**6, "Model.name is 'xxx"),
+    (Cluster, "gpus", 10**9, "Cluster.gpus is 1,000,000,000; the simulator goes up to 1,048,576"),
+    (Cluster, "gpu", "H100" * 10**5, "Cluster.gpu is 'H100H100"),
+    (Cluster, "latency_us", float("nan"), "Cluster.latency_us is nan; it must be"),
+    (Cluster, "bandwidth_gbps", 1e-320, "Cluster.bandwidth_gbps is 1e-320; the simulator goes from 1e-60 to"),
+    (Plan, "grad_accum", 10**9, "Plan.grad_accum is 1,000,000,000; the simulator goes up to 10,000"),
+    (Plan, "bucket_cap_mb", 1e308, "Plan.bucket_cap_mb is 1e+308; the simulator goes from 1e-60 to 1e+60"),
+    (Plan, "param_dtype", "bf16" * 10**5, "Plan.param_dtype is 'bf16bf16"),
+    (Plan, "freeze", ("x",) * 10**5, "Plan.freeze is ('x', 'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("of", "name", "value", "says"), BEYOND, ids=[name for _, name, *_ in BEYOND])
+def test_what_is_beyond_anything_is_refused_in_python_too_in_one_sentence(of, name, value, says):
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}") as refused:
+        of(**BASE[of] | {name: value})
+    assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize(
