@@ -138,6 +138,9 @@ def _become(client: socket.socket, files: list[int], command: list[str], environ
     os.chdir(folder)
     client.sendall(os.getpid().to_bytes(4, "big"))
     threading.Thread(target=_end_with, args=(client,), daemon=True).start()
+    from labs.cluster import torchrun
+
+    torchrun.TIED = CLIENT  # what it starts is forked too
     module, *arguments = command[command.index("-m") + 1 :]
     status = _status_of(lambda: (_torchrun if module == "torch.distributed.run" else _kernel)(module, arguments))
     client.sendall(bytes([status]))

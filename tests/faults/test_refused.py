@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.faults.agents import ROOT
+from tests.warm import ADDRESS, CLIENT
 
 pytestmark = pytest.mark.tail  # see make test-all
 
@@ -49,20 +50,29 @@ def test_config(capsys, tmp_path, monkeypatch, arguments, says):
 
 
 def test_two_runs_in_one_folder(start):
-    first = start("--steps=100000", "--save_every=0")
-    first.until("step   1")
+    first = start("--timeout_s=600", faults="hang:step@1@0")
+    first.until("step   0")
     second = start()
     assert second.wait() == 1
     assert "is in use by" in second.printed
     assert first.agent.is_running()
 
 
-def test_torchrun_itself_with_a_taken_port():
+def test_torchrun_itself_with_a_taken_port(warm_server):
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        torchrun = [
+            sys.executable,
+            "-c",
+            CLIENT,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+        ]
         command = [*torchrun, "-m", "labs.train", "--steps=1", "--device=cpu"]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(taken.getsockname()[1])}
+        env = os.environ | {"OMP_NUM_THREADS": "1", ADDRESS: warm_server, "MASTER_PORT": str(taken.getsockname()[1])}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

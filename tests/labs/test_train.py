@@ -11,16 +11,18 @@ import torch
 from labs.data import load_corpus
 from labs.model import build, model_config
 from labs.train import main
+from tests.warm import ADDRESS, CLIENT
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+PYTHON = [sys.executable, "-c", CLIENT, sys.executable]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
+def _environment(tmp_path_factory, warm_server):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSDP_SIM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(ADDRESS, warm_server)
         yield
 
 
@@ -51,18 +53,19 @@ class TestTorchrun:
     @pytest.mark.tail
     def test_two_ranks_have_the_losses_of_one_process(self, tmp_path, plain_losses):
         metrics = tmp_path / "losses.jsonl"
-        config = ["--config", "labs/configs/teaching.toml", f"--metrics={metrics}", "--device=cpu"]
-        run = start([*TORCHRUN, "--nproc_per_node=2", "-m", "labs.train", *config])
+        config = ["--config", "labs/configs/teaching.toml", "--steps=6", f"--metrics={metrics}", "--device=cpu"]
+        torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        run = start([*torchrun, "-m", "labs.train", *config])
         out, err = run.communicate(timeout=120)
         assert run.returncode == 0, err
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         assert all(line["step_s"] > 0 and line["grad_norm"] > 0 and line["lr"] == 1e-3 for line in lines)
-        assert [line["step"] for line in lines] == list(range(20))
-        torch.testing.assert_close([line["loss"] for line in lines], plain_losses, rtol=1e-5, atol=0)
+        assert [line["step"] for line in lines] == list(range(6))
+        torch.testing.assert_close([line["loss"] for line in lines], plain_losses[:6], rtol=1e-5, atol=0)
         printed = out.splitlines()
         assert printed[0].startswith("teaching: 1,040,768 parameters; fsdp2: shared by 2 ranks, 6 units, fp32; gloo")
         assert printed[2] == f"step   0  loss {plain_losses[0]:.4f}"
-        assert "2 ranks on cpu, gloo, torch 2." in printed[22]  # by one rank: 20 steps, then the report
+        assert "2 ranks on cpu, gloo, torch 2." in printed[8]  # by one rank: 6 steps, then the report
 
 
 class TestOneProcess:

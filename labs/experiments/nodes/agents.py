@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from labs.cluster.torchrun import TIED, tool_message
+from labs.cluster import torchrun
 from labs.experiments.nodes.namespaces import Node, Nodes
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ class Agents:
         # Without a name gloo listens at the address of the machine's name, which the other node does not reach.
         env = os.environ | {"GLOO_SOCKET_IFNAME": node.interface, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # see the note of this file
-        python = [sys.executable, "-c", TIED, sys.executable, "-m", "torch.distributed.run"]
+        python = [sys.executable, "-c", torchrun.TIED, sys.executable, "-m", "torch.distributed.run"]
         with self._log(index).open("ab") as log:
             self.agents[index] = subprocess.Popen(
                 [*node.enter, *python, *self.command(index)[1:]],
@@ -103,7 +103,9 @@ class Agents:
             if (ended and not come()) or time.monotonic() > give_up_s:
                 index = ended[0] if ended else 0
                 why = f"ended with status {self.agents[index].returncode}" if ended else f"needs over {LONG_S:g} s"
-                raise RuntimeError(f"waiting for {what}, node {index} {why}: {tool_message(self.printed(index))}")
+                raise RuntimeError(
+                    f"waiting for {what}, node {index} {why}: {torchrun.tool_message(self.printed(index))}"
+                )
             time.sleep(0.005)
 
     def wait(self) -> None:
@@ -119,7 +121,7 @@ class Agents:
                 status = None
             if status != 0:
                 how = f"ended with status {status}" if status is not None else f"still runs after {LONG_S:g} s"
-                raise RuntimeError(f"the agent of node {index} {how}: {tool_message(self.printed(index))}")
+                raise RuntimeError(f"the agent of node {index} {how}: {torchrun.tool_message(self.printed(index))}")
 
     def close(self) -> None:
         """End what still runs: first as one asks, then by force."""

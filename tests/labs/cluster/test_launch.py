@@ -21,6 +21,7 @@ from labs.cluster.launch import read_settings
 from labs.cluster.launch.settings import FOLDER, table
 from labs.config import read_config
 from labs.loop.stopping import GRACE_S, PREEMPTED
+from tests.warm import ADDRESS, CLIENT
 
 ROOT = FOLDER.parents[2]
 SCRIPT = FOLDER / "train.sbatch"
@@ -102,16 +103,18 @@ kill -TERM "$(cat "$FAKE/srun.pid")"
 
 
 @pytest.fixture
-def slurm(tmp_path):
+def slurm(tmp_path, warm_server):
     """A Slurm of one node: srun runs its command here. The script, torchrun and the trainer are the real ones."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}.items():
+    python = f'#!/bin/sh\nexec {sys.executable} -c "$CLIENT" {sys.executable} "$@"\n'
+    for name, text in {"python": python, "srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
     return os.environ | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "FAKE": str(tmp_path), "RUN": str(tmp_path / "run"),
-        "PYTHON": sys.executable, "RANKS_PER_NODE": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "1",
+        "PYTHON": str(commands / "python"), "CLIENT": CLIENT, ADDRESS: warm_server,
+        "RANKS_PER_NODE": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "1",
         "SLURM_JOB_NODELIST": "localhost", "SLURM_SUBMIT_DIR": str(ROOT), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
 

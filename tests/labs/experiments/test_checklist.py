@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +24,16 @@ LINES = [
 ]  # fmt: skip
 
 
-def command(*arguments: str, cache: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labs.experiments.checklist", *arguments],
-        cwd=ROOT, env=os.environ | SETTINGS | {"FSDP_SIM_CACHE": str(cache)} | env,
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+@pytest.fixture
+def printed(warm_torchrun, tmp_path, monkeypatch, capsys):
+    """Its exit status and what it prints, with some variables set. Its runs start warm."""
+
+    def run(**env: str) -> tuple[int, str]:
+        for name, value in (SETTINGS | {"FSDP_SIM_CACHE": str(tmp_path / "cache")} | env).items():
+            monkeypatch.setenv(name, value)
+        return checklist.main(SMALLEST), capsys.readouterr().out
+
+    return run
 
 
 def table(printed: str) -> dict[str, tuple[str, str]]:
@@ -49,14 +50,10 @@ def table(printed: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.tail
-def test_everything_is_verified_here(warm_torchrun, tmp_path, monkeypatch, capsys):
-    """Its runs start warm; torchrun as a user starts it is in the next test."""
+def test_everything_is_verified_here(printed, tmp_path):
     no_compiler = tmp_path / "bin"  # so that nothing is compiled, which takes longer than all else
     no_compiler.mkdir()
-    for name, value in (SETTINGS | {"FSDP_SIM_CACHE": str(tmp_path / "cache"), "PATH": str(no_compiler)}).items():
-        monkeypatch.setenv(name, value)
-    status = checklist.main(SMALLEST)
-    printed = capsys.readouterr().out
+    status, printed = printed(PATH=str(no_compiler))
     assert status == 0, printed
     found = table(printed)
     assert list(found) == LINES
@@ -83,19 +80,18 @@ def test_everything_is_verified_here(warm_torchrun, tmp_path, monkeypatch, capsy
 
 @pytest.mark.slow
 @pytest.mark.tail
-def test_a_broken_trainer_is_found_and_told_in_its_own_words(tmp_path):
+def test_a_broken_trainer_is_found_and_told_in_its_own_words(printed):
     """Each run that fails is tried once, or this would take as long as the lines that need it."""
-    smallest = ("--ranks", "2", "--steps", "2", "--rows", "2", "--seq-len", "16")
-    done = command(*smallest, cache=tmp_path, FSDP_SIM_FAULTS="nan:loss@1")
-    assert done.returncode == 1, done.stdout + done.stderr
-    found = table(done.stdout)
+    status, printed = printed(FSDP_SIM_FAULTS="nan:loss@1")
+    assert status == 1, printed
+    found = table(printed)
     assert list(found) == LINES
     assert {answer for answer, _ in found.values()} == {"NO"}
     assert (
         "ended with status 1: step 1: the loss is nan and the gradients' norm nan" in found["one process, no FSDP"][1]
     )
-    assert "0 of 11 verified" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "0 of 11 verified" in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize(

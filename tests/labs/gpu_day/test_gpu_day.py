@@ -47,6 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.tail
+@pytest.mark.usefixtures("warm_torchrun")
 def test_a_rehearsal_does_its_parts_and_goes_on(tmp_path, capsys):
     arguments = ["--device", "cpu", f"--out={tmp_path / 'day'}"]
     assert main([*arguments, "--yes", "--only", "lab ddp_to_fsdp2", "accuracy"]) == 1  # the other parts are to be done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_sim.simulation import Simulation
 from labs.cluster.process_group import RankPlace
 from labs.measure.simulated import simulated
 from tests.labs.measure.allocations.steps import CASES, CPU, RANKS, config_of, on_ranks
@@ -15,8 +16,15 @@ def found():
     return on_ranks(list(CASES))
 
 
+class Predicted(dict[str, Simulation]):
+    """By case, the simulation of the same step: made when it is asked for."""
+
+    def __missing__(self, case: str) -> Simulation:
+        place = RankPlace(0, RANKS, 0, RANKS, torchrun=True)
+        self[case] = simulated(config_of(case), config_of(case).model_config, place, CPU)
+        return self[case]
+
+
 @pytest.fixture(scope="session")
 def predicted():
-    """By case, the simulation of the same step."""
-    place = RankPlace(0, RANKS, 0, RANKS, torchrun=True)
-    return {case: simulated(config_of(case), config_of(case).model_config, place, CPU) for case in CASES}
+    return Predicted()

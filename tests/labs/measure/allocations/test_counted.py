@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fsdp_sim.timeline import Memory, Phase
+from fsdp_sim.timeline import Memory, Op, Phase
 from labs.measure.allocations import FOR_COMPUTE, at_peak
 from labs.model import empty
 from tests.labs.measure.allocations.steps import CASES, RANKS, config_of
@@ -107,3 +107,20 @@ def test_checkpointed_blocks_keep_their_outputs_alone(found):
     rows = config.global_batch // RANKS
     output_bytes = 4 * rows * config.plan.seq_len * config.model_config.d_model
     assert again[Memory.CHECKPOINT].max() == config.model_config.n_layer * output_bytes
+
+
+def in_the_step(timeline):
+    """Bytes by category from when all is there that was there before; its order differs."""
+    there = next(i for i, event in enumerate(timeline) if event.op is not Op.ALLOC)
+    return {category: n_bytes[there - 1 :] for category, n_bytes in timeline.live_bytes(RANK)[1].items()}
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("case", CASES)
+def test_a_snapshot_of_the_same_calls_says_what_counting_says(found, case):
+    """At every moment, when cut to what a GPU's allocator sees: see ``steps``. But for the loss's backward: with no
+    operator among the calls it is any temporary."""
+    counted, seen = (in_the_step(found[case].of(name)) for name in ("timeline", "as_gpu"))
+    for live in (counted, seen):
+        live[Memory.TEMPORARY] = live[Memory.TEMPORARY] + live.pop(Memory.LOGITS)
+    assert {c: n.tolist() for c, n in seen.items()} == {c: n.tolist() for c, n in counted.items()}

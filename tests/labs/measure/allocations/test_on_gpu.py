@@ -1,4 +1,4 @@
-"""CUDA's snapshots are read: on dictionaries as torch documents them, with the calls of real ranks; and on a GPU."""
+"""CUDA's snapshots are read: on dictionaries as torch documents them; and on a GPU. With real calls: test_counted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from fsdp_sim.timeline import Header, Memory, Op
 from labs.config import TrainConfig
 from labs.measure.allocations import read_snapshot, recorded, timeline_of
-from tests.labs.measure.allocations.steps import CASES
 
-RANK = 0
 FORWARD = [{"filename": "/lib/torch/nn/modules/module.py", "line": 1776, "name": "_call_impl"}]
 HEADER = Header(producer="torch.cuda.memory", clock="measured", world_size=1)
 
@@ -23,25 +21,6 @@ def entry(action, addr, size, time_us, frames=FORWARD):
 def snapshot(*trace, blocks=()):
     segment = {"address": 0, "total_size": 2 << 20, "stream": 0, "segment_type": "small", "device": 0, "blocks": blocks}
     return {"segments": [segment], "device_traces": [list(trace)]}
-
-
-def in_the_step(timeline):
-    """Bytes by category from when all is there that was there before; its order differs."""
-    there = next(i for i, event in enumerate(timeline) if event.op is not Op.ALLOC)
-    return {category: n_bytes[there - 1 :] for category, n_bytes in timeline.live_bytes(RANK)[1].items()}
-
-
-@pytest.mark.tail
-class TestOfRealRanks:
-    """The calls are those of the CPU ranks, cut to what a GPU's allocator sees: see ``steps``."""
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_the_snapshot_says_what_counting_says(self, found, case):
-        """At every moment. But for the loss's backward: with no operator among the calls it is any temporary."""
-        counted, seen = (in_the_step(found[case].of(name)) for name in ("timeline", "as_gpu"))
-        for live in (counted, seen):
-            live[Memory.TEMPORARY] = live[Memory.TEMPORARY] + live.pop(Memory.LOGITS)
-        assert {c: n.tolist() for c, n in seen.items()} == {c: n.tolist() for c, n in counted.items()}
 
 
 class TestStructure:
