@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from fsdp_sim.cli.options import Command
 from fsdp_sim.cli.written import check_folder
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--ranks", default=4, show_default=True, type=click.IntRange(min=2), help="Ranks to train on.")
 @click.option("--steps", default=10, show_default=True, type=click.IntRange(min=3), help="Training steps of the GPT.")
 @click.option("--batch", default=32, show_default=True, help="Rows per step over all ranks.")
@@ -33,7 +34,7 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
     try:
         experiment = Experiment(world_size=ranks, batch=batch, data=data)
         experiment.corpus  # noqa: B018  (read now, so that what is wrong with it is said before anything starts)
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise click.UsageError(str(error)) from error
 
     from fsdp_sim.cli.demo_run import show
