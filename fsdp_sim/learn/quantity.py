@@ -57,7 +57,7 @@ LEAD = (
 )
 WRITTEN = re.compile(rf"\s*{LEAD}([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.IGNORECASE | re.DOTALL)
 TAIL = re.compile(
-    r"\s*(?:$|[.,;:(]\s*(?!\d)|(?:per|each|every|a|an|on|in|of|for|because|since|as|so|if|when|with|at|by|from|that|which|to|"
+    r"\s*(?:$|[.,;:(?!]\s*(?!\d)|(?:per|each|every|a|an|on|in|of|for|because|since|as|so|if|when|with|at|by|from|that|which|to|"
     r"total|altogether|overall|more or less|or so|roughly|approximately|right|i think|i guess|i'd say)\b)",
     re.IGNORECASE,
 )

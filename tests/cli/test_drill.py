@@ -29,7 +29,7 @@ def call(*arguments: str, types: str = "") -> Result:
 
 def test_a_question_a_wrong_unit_a_wrong_answer_and_the_report() -> None:
     said = call("--topic", "memory", "--questions", "1", "--seed", "3", types="~\nz\n?\n").output
-    assert said.count("is no quantity; answer with a number of bytes, such as 1.5 GB.") == 2
+    assert said.count("I hear no number in that; answer with one, such as 1.5 GB.") == 2
     assert "\n1. memory, level 1" in said
     assert "It is " in said
     assert "0 of 1 right. Strengths: none yet. Gaps: memory." in said

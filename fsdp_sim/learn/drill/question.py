@@ -14,9 +14,9 @@ from html import escape
 from string import ascii_lowercase
 from typing import Any, ClassVar
 
-from fsdp_sim.learn.corrected import corrected
+from fsdp_sim.learn.drill.numbers import number_in
 from fsdp_sim.learn.drill.slips import slip
-from fsdp_sim.learn.quantity import in_unit, unit_meant, written
+from fsdp_sim.learn.quantity import unit_meant, written
 from fsdp_sim.learn.verdict import COLOURS, Grade
 
 CLOSE = 0.05
@@ -35,18 +35,21 @@ class Reply:
     Attributes:
         cause: why people answer so, where that is known.
         why: how the right answer comes about, with the numbers of the question.
+        heard: what of the answer was judged; empty where that is all of it.
     """
 
     right: bool
     expected: str
     cause: str
     why: str
+    heard: str = ""
 
     def __str__(self) -> str:
+        heard = f"I heard {self.heard}. " if self.heard else ""
         if self.right:
-            return f"✓ Right: {self.expected}. {self.why}"
+            return f"✓ {heard}Right: {self.expected}. {self.why}"
         cause = f"What happened: {self.cause}. " if self.cause else ""
-        return f"✗ Not quite. {cause}Right is {self.expected}. {self.why}"
+        return f"✗ {heard}Not quite. {cause}Right is {self.expected}. {self.why}"
 
     __repr__ = __str__
 
@@ -95,7 +98,11 @@ class Question:
             UnreadableError: it is no answer; says what one looks like.
         """
         right, cause = self._judge(typed.strip())
-        return Reply(right, self.expected, "" if right else cause, self.why)
+        return Reply(right, self.expected, "" if right else cause, self.why, self.heard(typed))
+
+    def heard(self, typed: str) -> str:
+        """What of an answer was taken for it; empty where that is all of it."""
+        return ""
 
     def _judge(self, typed: str) -> tuple[bool, str]:
         raise NotImplementedError
@@ -132,10 +139,7 @@ class Number(Question):
         return written(self.answer, self.unit)
 
     def _judge(self, typed: str) -> tuple[bool, str]:
-        try:
-            value = in_unit(corrected(typed), self.unit)
-        except ValueError as error:
-            raise UnreadableError(str(error)) from None
+        value, _ = self._read(typed)
         if self.accepts(value):
             return True, ""
         near = [m for m in self.mistakes if math.isclose(value, m.value, rel_tol=self.rel, abs_tol=self.abs_)]
@@ -148,6 +152,15 @@ class Number(Question):
         if meant:
             return False, f"the digits are right, and the unit would have to be {meant}"
         return False, slip(factor, self.unit, self.given, self.text)
+
+    def heard(self, typed: str) -> str:
+        return self._read(typed)[1]
+
+    def _read(self, typed: str) -> tuple[float, str]:
+        try:
+            return number_in(typed, self.unit)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from None
 
     def accepts(self, value: float) -> bool:
         """Whether a number in ``unit`` is close enough."""

@@ -72,6 +72,27 @@ def test_a_number_that_is_taken_back_is_not_heard(typed: str) -> None:
     assert STATES.grade(typed).right
 
 
+@pytest.mark.parametrize(
+    ("typed", "heard"),
+    [
+        ("16 bytes times 8 billion over 16 ranks, that makes 8 GB", "8 GB"),
+        ("each of the 16 ranks has 8 GB of states", "8 GB"),
+        ("since there are 16 ranks it's 8 GB", "8 GB"),
+        ("4 GB of gradients, no, 4 for the moments, so in all 8 GB I think", "8 GB"),
+    ],
+)
+def test_of_an_answer_that_reckons_aloud_the_result_is_heard_and_said(typed: str, heard: str) -> None:
+    reply = STATES.grade(typed)
+    assert reply.right
+    assert str(reply).startswith(f"✓ I heard {heard}. Right")
+
+
+@pytest.mark.parametrize("typed", ["26 GB or 8 GB", "between 7 and 8 GB", "4 GB for weights, 8 GB", "so it is 8"])
+def test_where_it_is_not_said_which_number_is_the_answer_it_is_asked_again(typed: str) -> None:
+    with pytest.raises(UnreadableError, match="I hear"):
+        STATES.grade(typed)
+
+
 def test_what_is_denied_or_meant_no_more_is_not_the_answer() -> None:
     assert STATES.grade("8 GB, no 2 ranks keep the same").right
     assert not STATES.grade("8 GB, I mean 4").right
