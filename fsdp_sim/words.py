@@ -131,6 +131,31 @@ def nearest(name: str, names: Iterable[str], most: int = 1, cutoff: float = 0.6)
     return difflib.get_close_matches(name, near, n=most, cutoff=cutoff) if near else []
 
 
+def meant(name: str, names: Iterable[str], *, cutoff: float = 0.8, most: int = 20) -> list[str]:
+    """The names that somebody may have meant who wrote one that does not exist; none where none is like it.
+
+    Those that begin with what was written, or else contain it; else those spelled like it (three at most); else those
+    that begin with its first word. Case and what is between words do not matter.
+
+    Example:
+        >>> names = ["mixtral-8x7b", "mistral-7b", "gpt2-124m", "gpt2-1.5b"]
+        >>> meant("Mixtral", names), meant("8x7", names), meant("mixtrel-8x7b", names), meant("gpt2-xl", names)
+        (['mixtral-8x7b'], ['mixtral-8x7b'], ['mixtral-8x7b'], ['gpt2-124m', 'gpt2-1.5b'])
+    """
+    known = {one: _letters(one) for one in names}
+    letters, first = _letters(name), _letters(re.split(r"[\s_-]", name.strip(), maxsplit=1)[0])
+    holding = [one for one, of in known.items() if letters in of] if 2 <= len(letters) <= 100 else []
+    if holding:
+        return ([one for one in holding if known[one].startswith(letters)] or holding)[:most]
+    lower = {one.lower(): one for one in known}
+    like = [lower[one] for one in nearest(name.lower(), lower, most=3, cutoff=cutoff)]
+    return like or [one for one, of in known.items() if len(first) >= 3 and of.startswith(first)][:most]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
 OUT_OF_SCOPE = {  # what a name begins with, and what it means
     r"(tensor|sequence)_?parallel|[ts]p(_|$)": "tensor parallelism",
     r"pipeline_?(parallel|stages)|pp(_|$)": "pipeline parallelism",
@@ -145,10 +170,12 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") 
     Example:
         >>> did_you_mean("modle", ["model", "gpu"]), did_you_mean("zzz", ["model", "gpu"], "it has")
         ('did you mean model?', 'it has model, gpu')
+        >>> did_you_mean("batch", ["micro_batch", "seq_len"])
+        'did you mean micro_batch?'
     """
     for pattern, meaning in OUT_OF_SCOPE.items():
         if re.match(pattern, name.replace("-", "_"), re.IGNORECASE):
             return f"{meaning} is out of scope: what is simulated is sharded data parallelism; leave it out"
     names = list(names)
-    near = nearest(name, names)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"
+    near = nearest(name, names) or meant(name, names, most=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"{otherwise} {', '.join(names)}"

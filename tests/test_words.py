@@ -4,7 +4,9 @@ import tracemalloc
 
 import pytest
 
-from fsdp_sim import words
+from fsdp_sim import Cluster, Model, words
+from fsdp_sim.requests import request_of_texts
+from fsdp_sim.spec import gpu, link
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,21 @@ def test_parallelism_that_is_out_of_scope_is_said_to_be(name: str, what: str) ->
 def test_the_likest_names_come_first_and_none_where_none_is_like_it() -> None:
     assert words.nearest("lama3-8b", ["gpt2-124m", "llama3-8b", "llama3-70b"], most=3) == ["llama3-8b", "llama3-70b"]
     assert words.nearest("zzz", ["gpt2-124m"]) == []
+
+
+@pytest.mark.parametrize(("look_up", "wrong", "meant"), [
+    (Model.preset, "mixtral", "no model is called 'mixtral'; the nearest names are mixtral-8x7b, mixtral-8x22b"),
+    (Model.preset, "Llama4", "the nearest names are llama4-scout, llama4-maverick"),
+    (Model.preset, "gpt2-xl", "the nearest names are gpt2-124m, gpt2-350m"),
+    (gpu, "A100 40", "the nearest names are A100-SXM-40GB, A100-PCIe-40GB"),
+    (gpu, "Gaudi", "no GPU is called 'Gaudi'; there are A10, "),
+    (link, "NVLink", "the nearest names are NVLink2, NVLink3, NVLink4, NVLink4 H800, NVLink5"),
+    (Cluster.from_file, "H100", "there is no cluster file H100; .* a GPU's name goes to gpu"),
+    (lambda name: request_of_texts({name: "4"}), "batch", "there is no batch; did you mean micro_batch"),
+])  # fmt: skip
+def test_part_of_a_name_is_answered_with_those_that_have_it(look_up, wrong, meant) -> None:
+    with pytest.raises(ValueError, match=meant):
+        look_up(wrong)
 
 
 def test_a_name_as_long_as_a_book_is_like_none_and_takes_no_memory_to_say_so() -> None:

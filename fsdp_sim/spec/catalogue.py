@@ -8,7 +8,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from fsdp_sim.words import in_brief, nearest
+from fsdp_sim.words import in_brief, meant
 
 TOML_BYTES, TOML_DOTS = 10**5, 1_000
 """The most that is read: the time that tomllib takes grows with the square of tables, and of the parts of a key."""
@@ -54,6 +54,6 @@ def find(file: str, what: str, name: str) -> str:
     names = _names(file)
     if name.lower() in names:
         return names[name.lower()]
-    near = nearest(name.lower(), names, most=6, cutoff=0.3)
-    shown = list(dict.fromkeys(names[n] for n in near))[:3] or sorted(tables(file))
-    raise ValueError(f"no {what} is called {in_brief(name)}; the nearest names are {', '.join(shown)}")
+    near = list(dict.fromkeys(names[one] for one in meant(name, names, cutoff=0.5)))
+    begins = "the nearest names are" if near else "there are"
+    raise ValueError(f"no {what} is called {in_brief(name)}; {begins} {', '.join(near or sorted(tables(file)))}")

@@ -218,11 +218,19 @@ class Cluster:
                 values[name] = made.from_table(table.pop("name", name), table)
             return cls(**values)
         except FileNotFoundError:
-            raise ValueError(f"there is no cluster file {path}; fsdp-sim calibrate writes one") from None
+            named = ", and a GPU's name goes to gpu (--gpu)" if _is_gpu(str(path)) else ""
+            raise ValueError(f"there is no cluster file {path}; fsdp-sim calibrate writes one{named}") from None
         except KeyError as error:
             raise ValueError(f"{path} has no table {error.args[0]!r}; fsdp-sim calibrate writes such files") from None
         except (TypeError, AttributeError, ValueError, OSError) as error:
             raise ValueError(f"{path} is not a cluster file: {error}") from None
+
+
+def _is_gpu(name: str) -> bool:
+    try:
+        return bool(gpu(name))
+    except ValueError:
+        return False
 
 
 def _is_catalogued(value: Gpu) -> bool:

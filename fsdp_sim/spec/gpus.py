@@ -196,7 +196,7 @@ def gpu(name: str) -> Gpu:
         ('RTX-4090', 'A100-SXM-40GB')
         >>> gpu("H1000")
         Traceback (most recent call last):
-        ValueError: no GPU is called 'H1000'; the nearest names are H100-SXM-80GB, V100-SXM2-32GB, H800-SXM-80GB
+        ValueError: no GPU is called 'H1000'; the nearest names are H100-SXM-80GB, V100-SXM2-32GB
     """
     plain = re.sub(r"\b(nvidia|geforce|tesla|amd|instinct)\b", "", name, flags=re.IGNORECASE)
     plain, *mig = re.split(r"[\s-]MIG[\s-]", plain, maxsplit=1, flags=re.IGNORECASE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.spec.fields import SIZE, field, one_of, spec, text, whole
-from fsdp_sim.words import in_brief, nearest
+from fsdp_sim.words import in_brief, meant
 
 _BOOL = one_of(True, False)
 _COUNT = one_of(None) | whole(1, SIZE)
@@ -112,7 +112,7 @@ class Model:
         124439808
         >>> Model.preset("lama3-8b")
         Traceback (most recent call last):
-        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama3.1-8b
+        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b
     """
 
     name: str = field(text())
@@ -242,7 +242,7 @@ class Model:
         presets = _presets()
         name = _known_as().get(_spelled(name), name)
         if name not in presets:
-            near = nearest(name.lower(), presets, most=3, cutoff=0.8)
+            near = meant(name.rpartition("/")[2], presets)
             if near:
                 raise ValueError(f"no model is called {in_brief(name)}; the nearest names are {', '.join(near)}")
             raise ValueError(
@@ -281,7 +281,8 @@ class Model:
 @functools.lru_cache(maxsize=1024)
 def _spelled(name: str) -> str:
     """A name without what does not tell one shape from another: ``Qwen/Qwen2.5-7B-Instruct`` is ``qwen2.57b``."""
-    return re.sub(r"[-_ ]", "", re.sub(r"([-_](instruct|base|chat|hf|it|pt))+$", "", name.lower().rpartition("/")[2]))
+    plain = re.sub(r"^meta[-_](?=llama)|([-_](instruct|base|chat|hf|it|pt))+$", "", name.lower().rpartition("/")[2])
+    return re.sub(r"[-_ ]", "", plain)
 
 
 @functools.cache

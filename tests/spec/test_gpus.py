@@ -35,9 +35,7 @@ def test_aliases_any_case_and_a_drivers_name(name, part):
     assert gpu(name).name == part
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"), [("H1000", "H100-SXM-80GB"), ("RTX-4099", "RTX-4090"), ("zzz", "A100-SXM-40GB")]
-)
+@pytest.mark.parametrize(("name", "nearest"), [("H1000", "H100-SXM-80GB"), ("RTX-4099", "RTX-4090")])
 def test_an_unknown_name_gives_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=rf"no GPU is called '{name}'; the nearest names are .*{nearest}"):
         gpu(name)
