@@ -71,7 +71,6 @@ PAST_THE_DOOR = {
     ("learn.*", "viz.*"): "drawings of the course are made with what all figures share: theme, chart, picture, table",
     ("learn.*", "ranks.*"): "judges read the board, and look whether an answer went round the ranks' own group",
     ("learn.*", "measure.*"): "one function each, without importing the others",
-    ("learn.*", "spec.plan"): "tables of a plan's values",
     ("learn.*", "timeline.analysis"): "arithmetic on spans",
     ("forms.torchtitan", "spec.*"): "which flavors and words torchtitan has",
     ("explore.space", "spec.fields"): "values to try are checked as a plan's are",

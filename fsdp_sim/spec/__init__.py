@@ -13,6 +13,7 @@ from fsdp_sim.spec.blocks import (
 )
 from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.cluster import Cluster, GroupSpan
+from fsdp_sim.spec.dtypes import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
@@ -20,10 +21,8 @@ from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.operators import OPERATORS, aten_names
 from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
 from fsdp_sim.spec.plan import (
-    DTYPE_BYTES,
     ONLY_WITH_ACCUMULATION,
     SETTINGS_OF,
-    TORCH_DTYPES,
     TORCH_VERSIONS,
     Plan,
     shards_of,

@@ -30,6 +30,7 @@ class Allowed:
     Attributes:
         names: the strings among them, where there is a list of these.
         most: of whole numbers, beyond which a value is taken for a slip; None is any.
+        instead: the end of the sentence about a value that another field takes; empty for any other.
         are_names: strings and tuples are names, and no longer than `LONGEST`.
 
     Example:
@@ -43,6 +44,7 @@ class Allowed:
     names: tuple[str, ...] = ()
     most: int | None = None
     are_names: bool = False
+    instead: Callable[[Any], str] = lambda value: ""
 
     def __or__(self, other: Allowed) -> Allowed:
         def test(value: Any) -> bool:
@@ -50,7 +52,7 @@ class Allowed:
 
         return Allowed(
             f"{self.words} or {other.words}", test, self.names + other.names, self.most or other.most,
-            self.are_names or other.are_names,
+            self.are_names or other.are_names, lambda value: self.instead(value) or other.instead(value),
         )  # fmt: skip
 
     def explained(self, why: str) -> Allowed:
@@ -99,7 +101,8 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
     """
     if not allowed.test(value):
         near = nearest(value, allowed.names) if isinstance(value, str) else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        instead = allowed.instead(value) or (f"did you mean {near[0]!r}?" if near else "")
+        hint = f"; {instead}" if instead else ""
         raise ValueError(f"{owner}.{name} is {in_brief(value, 200)}; it must be {allowed.words}{hint}")
     if type(value) is int and allowed.most is not None and value > allowed.most:
         shown = f"{value:,}" if value < MOST else in_brief(value)

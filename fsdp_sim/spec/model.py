@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.spec.dtypes import DTYPE
 from fsdp_sim.spec.fields import SIZE, field, one_of, spec, text, whole
 from fsdp_sim.words import in_brief, meant
 
@@ -161,7 +162,7 @@ class Model:
     image_size: int | None = field(_COUNT, default=None)
     channels: int = field(whole(1, SIZE), default=3)
     adaln: bool = field(_BOOL, default=False)
-    dtype: str = field(one_of("fp32", "bf16", "fp16"), default="fp32")
+    dtype: str = field(DTYPE, default="fp32")
     unverified: bool = field(_BOOL, default=False)
 
     def __post_init__(self) -> None:

@@ -8,16 +8,13 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Literal
 
+from fsdp_sim.spec.dtypes import DTYPE_OR_NONE
 from fsdp_sim.spec.fields import SIZE, Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.operators import OPERATORS
 from fsdp_sim.spec.optimizers import OPTIMIZERS
 from fsdp_sim.spec.quantization import QUANTIZATIONS
 from fsdp_sim.spec.stacks import stack_names, stack_settings
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1}
-DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
-TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
-TORCH_DTYPES |= {"fp8": "torch.float8_e4m3fn"}
 TORCH_VERSIONS = ("2.13", "2.14", "2.15")  # whose programs of `fully_shard` are known; 2.14 issues 2.13's
 Api = Literal["fsdp2", "fsdp1", "ddp", "zero1", "zero2"]
 PerMicroBatch = bool | Literal["last"]
@@ -266,8 +263,8 @@ class Plan:
     sharding_strategy: str = field(
         one_of("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"), default="FULL_SHARD"
     )
-    param_dtype: str | None = field(one_of(None, *DTYPES), default=None)
-    reduce_dtype: str | None = field(one_of(None, *DTYPES), default=None)
+    param_dtype: str | None = field(DTYPE_OR_NONE, default=None)
+    reduce_dtype: str | None = field(DTYPE_OR_NONE, default=None)
     cpu_offload: bool = field(_BOOL, default=False)
     activation_checkpointing: str | int | tuple[str, ...] | None = field(
         one_of(None, "full", "selective") | whole(1, SIZE).explained("every k-th block") | _OPERATORS, default=None

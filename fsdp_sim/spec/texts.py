@@ -9,8 +9,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fsdp_sim.spec.dtypes import TORCH_DTYPES
 from fsdp_sim.spec.fields import Allowed, check
-from fsdp_sim.spec.plan import TORCH_DTYPES, Plan, takes
+from fsdp_sim.spec.plan import Plan, takes
 
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 ALIASES = {torch: ours for ours, torch in TORCH_DTYPES.items()}

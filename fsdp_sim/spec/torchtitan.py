@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdp_sim.spec.catalogue import tables, toml_or_json
+from fsdp_sim.spec.dtypes import TORCH_DTYPES
 from fsdp_sim.spec.fields import Allowed, check, one_of, whole
 from fsdp_sim.spec.model import Model
-from fsdp_sim.spec.plan import TORCH_DTYPES
 from fsdp_sim.timeline import read_text
 from fsdp_sim.words import did_you_mean
 

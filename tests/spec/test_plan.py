@@ -81,3 +81,16 @@ def test_fields_that_go_together():
 def test_plans_that_say_1_and_true_are_two_plans():
     assert Plan(reshard_after_forward=1) != Plan(reshard_after_forward=True)
     assert Plan(bucket_cap_mb=25, api="ddp") == Plan(bucket_cap_mb=25.0, api="ddp")
+
+
+@pytest.mark.parametrize(("dtype", "instead"), [
+    ("fp8", "Plan.fp8 (such as 'tensorwise')"), ("float8_e4m3fn", "Plan.fp8"), ("torch.float8_e5m2", "Plan.fp8"),
+    ("int4", "Plan.base_quantization (such as 'nf4'), beside lora_rank"), ("nf4", "Plan.base_quantization"),
+    ("int8", "Plan.optimizer='adamw_8bit'"), ("tf32", "Plan.float32_matmul_precision='high'"),
+    ("torch.bfloat16", "did you mean 'bf16'?"),
+])  # fmt: skip
+def test_a_dtype_that_is_none_of_gathers_names_the_field_that_is_meant(dtype: str, instead: str) -> None:
+    for field in ("param_dtype", "reduce_dtype"):
+        with pytest.raises(ValueError, match=f"^Plan.{field} is '{dtype}'; it must be None, 'fp32'") as refused:
+            Plan(**{field: dtype})
+        assert instead in str(refused.value)

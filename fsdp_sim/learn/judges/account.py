@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fsdp_sim.learn.apart import Trial, TrialRun, tensor_bytes
 from fsdp_sim.learn.verdict import Finding, Grade
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES
 from fsdp_sim.timeline import RING_PASSES
 
 if TYPE_CHECKING:
