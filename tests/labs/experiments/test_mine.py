@@ -10,6 +10,8 @@ from fsdp_sim.learn import progress
 from labs.cluster.torchrun import FailedError, launch
 from labs.experiments.mine import mine
 
+pytestmark = pytest.mark.usefixtures("right_rungs_once")
+
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,4 +1,4 @@
-"""The GPT trained with the mini-FSDP on 1 to 4 ranks has the losses of one plain process on the whole batch."""
+"""The GPT trained with the mini-FSDP has the losses of one plain process on the whole batch, for many steps."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from labs.data import load_corpus, local_batch
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
 from labs.model.gpt import GPTConfig
-from tests.some import some
 
 STEPS, BATCH, SEQ_LEN = 20, 12, 32
 CONFIG = GPTConfig.preset("teaching", n_layer=3)
@@ -32,12 +31,13 @@ def plain() -> torch.Tensor:
     return losses_of(build(CONFIG), rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("world_size", some([3, 2, 1, 4], first=1))
-def test_twenty_adamw_steps_have_the_same_losses(plain: torch.Tensor, world_size: int) -> None:
+def test_twenty_adamw_steps_have_the_same_losses(plain: torch.Tensor) -> None:
+    """On three ranks, which divide no parameter evenly; two steps on other numbers: test_ladder."""
+
     def train() -> torch.Tensor:
         model = shard(build(CONFIG), fully_shard)
         return mean_over_ranks(losses_of(model, dist.get_rank(), dist.get_world_size()))
 
-    for losses in run(train, world_size, progress=False):
+    for losses in run(train, 3, progress=False):
         torch.testing.assert_close(losses, plain, rtol=1e-5, atol=0)
     assert plain[-1] < plain[0] - 1

@@ -1,16 +1,8 @@
-"""Faults seeded into the mini's own code: each shows on a rung of the ladder, at the number it makes wrong first.
-
-A climb breaks three rungs, each with one fault; it is compared with its twin, which is torch's.
-"""
+"""Faults in the mini's own code, each with the rung and the number on which it shows first."""
 
 from collections.abc import Callable
 
-import pytest
-
-from labs.experiments.ladder import climb
-from labs.experiments.ladder.faults import Fault
-from labs.experiments.ladder.on_ranks import LadderConfig
-from labs.experiments.ladder.rungs import RUNGS, Replicas
+from labs.experiments.ladder.rungs import Replicas
 
 
 def seeded() -> dict[str, Callable[[Replicas], None]]:
@@ -125,19 +117,4 @@ WHAT = {
     "all_reduced_every_time": ("mini-bf16", "collectives"),
     "no_prefetch": ("mini-fsdp", "collectives"),
 }
-NAMES = list(WHAT)
-CLIMBS = [NAMES[i : i + 3] for i in range(0, len(NAMES), 3)]
-
-
-@pytest.mark.tail
-@pytest.mark.parametrize("names", CLIMBS, ids=", ".join)
-def test_a_fault_in_the_mini_shows_on_a_rung(names: list[str]) -> None:
-    faults = seeded()
-    broken = {WHAT[name][0]: Fault(name, (), faults[name]) for name in names}
-    ladder = climb(LadderConfig(steps=2), [n for rung in broken for n in (RUNGS[rung].twin, rung)], broken=broken)
-
-    for name in names:
-        rung, what = WHAT[name]
-        assert ladder[rung].divergences, f"{name} was not seen"
-        assert what in {found.what for found in ladder[rung].divergences.values()}, (name, ladder.divergences)
-        assert ladder[RUNGS[rung].twin].divergences == {}
+"""By name the rung, which is compared with its twin, torch's; and what it makes wrong first."""
