@@ -153,14 +153,14 @@ def test_three_ranks_agree_within_the_tolerance() -> None:
 
 @pytest.mark.tail
 def test_on_four_ranks_the_mini_still_equals_torch_to_the_last_bit() -> None:
-    """Of the flat parameter and the other meshes `tests/mini/parity` says so."""
-    ladder = climb(LadderConfig(ranks=4, steps=2), ["torch-hsdp", "mini-hsdp"])
-    above = ladder["mini-hsdp"].against_above
+    """HSDP is on four ranks in every climb, as mini-bf16; of the flat parameter `tests/mini/siblings` has them."""
+    ladder = climb(LadderConfig(ranks=4, steps=2), ["torch-fsdp2", "mini-fsdp"])
+    above = ladder["mini-fsdp"].against_above
 
     assert ladder.divergences == []
     assert above is not None
-    assert (above.against, above.bitwise) == ("torch-hsdp", None)
-    assert ladder["mini-hsdp"].program is None
+    assert (above.against, above.bitwise) == ("torch-fsdp2", None)
+    assert ladder["mini-fsdp"].program is None
 
 
 # A broken rung
