@@ -16,13 +16,13 @@ from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.design import Design, designs
 from fsdp_sim.learn.drill.design_answer import DesignAnswer
-from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary
+from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary, verdict
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
 from fsdp_sim.learn.drill.listening.endpoint import endpoint
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
 from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
-from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion, spoken
+from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
 WIDTH = 100
@@ -240,13 +240,13 @@ def _aloud(interview: Interview, turn: InterviewTurn, talk: Conversation) -> boo
     for line in summary(talk):
         click.secho(_filled(line, "  "), fg={"✓": "green", "○": "yellow"}.get(line[0], "red"))
     if number := talk.source.example(turn.seed):
-        click.echo(_filled(number, "  the number: "))
+        click.echo(_filled(f"A number that belongs to it: {number}", "  "))
     if not talk.turns:
         interview.skip()
     else:
         if not _overruled(interview, talk):
             return False
-        click.secho(VERDICTS[talk.good], fg="green" if talk.good else "red")
+        click.secho(verdict(talk), fg="green" if talk.good else "red")
         interview.settle()
     for step in talk.source.ladder[sum(spoke.good is not None for spoke in talk.turns) :]:
         click.echo(_filled(f"Then comes: {step.question}", "  "))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_sim.learn.drill.design import Design
+from fsdp_sim.learn.drill.heard import sentence
 from fsdp_sim.learn.drill.result import QuestionResult, place
 from fsdp_sim.learn.find import CHAPTERS, CORE
 
 PASSES = 2 / 3
 """The part of a level's questions that must be right for the level."""
 ENOUGH = 4
-"""Questions below which nobody says a level."""
+"""Questions below which nobody says a level; of the level itself, below which it is not sure."""
 LEVELS = {
     0: "Not yet: the basics are not there.",
     1: "Junior: knows what FSDP does in a step.",
@@ -38,7 +39,13 @@ def decision(results: Sequence[QuestionResult]) -> str:
     claims = (
         f" {claimed} point{'s' * (claimed != 1)} the candidate claims and the listener did not hear." if claimed else ""
     )
-    return f"{LEVELS[level]} Right: {counts}.{asked}{claims}"
+    of = sum(r.level == level for r in results)
+    few = (
+        f" It rests on {of} question{'s' * (of != 1)} of that level: a longer interview would say it surely."
+        if level and of < ENOUGH
+        else ""
+    )
+    return f"{LEVELS[level]} Right: {counts}.{asked}{claims}{few}"
 
 
 def _passed(results: Sequence[QuestionResult], level: int) -> bool:
@@ -50,12 +57,15 @@ def _passed(results: Sequence[QuestionResult], level: int) -> bool:
 
 def evidence(results: Sequence[QuestionResult]) -> tuple[str, ...]:
     """What was said well, in the candidate's words, hardest first; then right numbers."""
-    lines = [
-        f"{result.talk.source.question} Said: “{quote.text}”: {result.talk.source.points[point]}"
-        for result in sorted((r for r in results if r.talk), key=lambda r: -r.level)
-        if result.talk
-        for point, quote in list(result.talk.first.items())[:2]
-    ]
+    lines = []
+    for talk in (r.talk for r in sorted(results, key=lambda r: -r.level) if r.talk):
+        made: dict[str, list[str]] = {}
+        for point, quote in list(talk.first.items())[:2]:
+            made.setdefault(sentence(talk.turns[0].said, quote), []).append(talk.source.points[point])
+        lines += [
+            f"On “{talk.source.question}”: “{said}” That makes the point{'s' * (len(points) > 1)}: {' '.join(points)}"
+            for said, points in made.items()
+        ]
     numbers = [f"{_title(r)}: “{r.typed}” is right, at level {r.level}." for r in results if r.right and not r.talk]
     return tuple((lines + numbers)[:SHOWN])
 
@@ -65,16 +75,14 @@ def gaps(results: Sequence[QuestionResult]) -> tuple[str, ...]:
     lines = []
     for result in results:
         if result.talk:
-            lines += [
-                f"Said the contrary, “{q.text}”: {result.talk.source.points[p]}" for p, q in result.talk.against.items()
-            ]
+            asked, points = f"On “{result.talk.source.question}”", result.talk.source.points
+            lines += [f"{asked} said the contrary, “{q.text}”: {points[p]}" for p, q in result.talk.against.items()]
             silent = [p for p in result.talk.missing if p not in result.talk.against]
-            lines += [
-                f"Did not say, on “{result.talk.source.question}”: {result.talk.source.points[p]}" for p in silent[:2]
-            ]
+            if silent:
+                lines.append(f"{asked} did not say: {' '.join(points[p] for p in silent[:2])}")
         elif not result.right:
             said = f"“{result.typed}” is wrong" if result.typed else "did not know"
-            lines.append(f"{_title(result)}: {said}{f', for {result.cause}' if result.cause else ''}.")
+            lines.append(f"{_title(result)}: {said}{f': {result.cause}' if result.cause else ''}.")
     return tuple(lines[:SHOWN])
 
 
@@ -89,7 +97,7 @@ def of_design(design: Design) -> tuple[tuple[str, ...], ...]:
 
 def this_week(results: Sequence[QuestionResult]) -> tuple[str, ...]:
     """Sections to read, with the exercises of their chapter, and what to drill."""
-    missed = [result for result in results if not result.right]
+    missed = [result for result in results if not result.right or (result.talk and result.talk.against)]
     lines = []
     for section in list(dict.fromkeys(result.section for result in missed))[:TO_READ]:
         chapter = int(section.partition(".")[0])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable
 from html import escape
 
 from fsdp_sim.learn.drill.listening import Quote
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part, Spoke
 from fsdp_sim.learn.drill.question import with_letters
+from fsdp_sim.learn.drill.spoken import ENOUGH
 
 HOLD = "To overrule the listener type a letter and why, such as: c I said that it is dropped. Enter goes on."
+
+ENDS = re.compile(r"[.?!](?=\s)\s*")
+AROUND = 150
+"""Characters of a sentence that are shown on each side of a quote."""
 
 
 def marked(said: str, quotes: Iterable[Quote], mark: Callable[[str], str], plain: Callable[[str], str] = str) -> str:
@@ -19,6 +26,17 @@ def marked(said: str, quotes: Iterable[Quote], mark: Callable[[str], str], plain
         parts += [plain(said[last:start]), mark(said[start:end])]
         last = end
     return "".join([*parts, plain(said[last:])])
+
+
+def sentence(said: str, quote: Quote) -> str:
+    """The sentence in which a quote stands, or of a long one what is around the quote."""
+    start = max((found.end() for found in ENDS.finditer(said, 0, quote.start)), default=0)
+    ends = ENDS.search(said, max(quote.end - 1, 0))
+    end = ends.start() + 1 if ends else len(said)
+    first = said.rfind(" ", start, max(start, quote.start - AROUND)) + 1 if quote.start - start > AROUND else start
+    last = said.find(" ", min(end, quote.end + AROUND), end)
+    until = last if last > 0 and end - quote.end > AROUND else end
+    return f"{'... ' * (first > start)}{said[first:until].strip()}{' ...' * (until < end)}"
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -46,7 +64,7 @@ def _remark(talk: Conversation, spoke: Spoke) -> str:
     if spoke.made:
         many = len(spoke.made)
         return f"✓ {many} point{'s' if many > 1 else ''} made, by the words that are marked."
-    return "I have not heard a point in that."
+    return "I have not heard a point in that." if spoke.said.strip() else "Then let us leave that."
 
 
 def _on_follow_up(spoke: Spoke) -> str:
@@ -76,6 +94,14 @@ def summary(talk: Conversation) -> list[str]:
 def summary_html(talk: Conversation) -> str:
     """The same as HTML."""
     return "".join(f"<br>{escape(line)}" for line in summary(talk))
+
+
+def verdict(talk: Conversation) -> str:
+    """Whether it was a good answer, and what it takes."""
+    total, made = len(talk.source.points), len(talk.source.points) - len(talk.missing)
+    if talk.good:
+        return f"✓ A good answer: {made} of {total} points."
+    return f"✗ {made} of {total} points: a good answer makes {math.ceil(ENOUGH * total)}, with a) among them."
 
 
 def lead(talk: Conversation) -> str:

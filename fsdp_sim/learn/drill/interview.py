@@ -120,7 +120,7 @@ class Interview:
         if turn.question is None:
             raise ValueError("this one is spoken: call `say`")
         reply = turn.question.grade(typed)
-        self._note(turn, reply.right, reply.heard or typed.strip(), reply.cause)
+        self._note(turn, reply.right, turn.question.quoted(typed), reply.cause)
         return reply
 
     def say(self, said: str) -> Spoke:

@@ -9,13 +9,12 @@ from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.design import Design
 from fsdp_sim.learn.drill.design_answer import HOW
 from fsdp_sim.learn.drill.design_answer import design as open_design
-from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html
+from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html, verdict
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
 from fsdp_sim.learn.drill.listening.endpoint import endpoint as listener_at
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
 from fsdp_sim.learn.drill.question import UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
-from fsdp_sim.learn.drill.spoken import VERDICTS
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -99,7 +98,7 @@ class Mock:
         if talk.part is not Part.OVER:
             return reply
         number = talk.source.example(turn.seed)
-        with_number = f"<p>The number: {escape(number)}</p>" if number else ""
+        with_number = f"<p>A number that belongs to it: {escape(number)}</p>" if number else ""
         reply += f"<p>A strong answer says:{summary_html(talk)}</p>{with_number}"
         if talk.missing:
             return f"{reply}<p>{escape(HOLD)}</p>"
@@ -117,7 +116,7 @@ class Mock:
 
     def _settled(self, talk: Conversation) -> str:
         self.interview.settle()
-        return f"<p>{VERDICTS[talk.good]}</p>"
+        return f"<p>{verdict(talk)}</p>"
 
     def asked(self) -> str:
         """The question that waits, or the report, as HTML."""

@@ -104,6 +104,10 @@ class Question:
         """What of an answer was taken for it; empty where that is all of it."""
         return ""
 
+    def quoted(self, typed: str) -> str:
+        """An answer as a report quotes it."""
+        return self.heard(typed) or typed.strip()
+
     def _judge(self, typed: str) -> tuple[bool, str]:
         raise NotImplementedError
 
@@ -200,6 +204,9 @@ class Choice(Question):
     def _judge(self, typed: str) -> tuple[bool, str]:
         place = letters(typed, len(self.options), 1)[0]
         return self.options[place] == self.answer, self.wrong.get(self.options[place], "")
+
+    def quoted(self, typed: str) -> str:
+        return self.lettered[letters(typed, len(self.options), 1)[0]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ STRONG = 2 / 3
 """The part of right answers from which on a topic counts as a strength."""
 PLACE = re.compile(r"notebook (\d\d), section [\w]+")
 """A section as `place` writes it."""
-HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
+HEADER = ("Topic", "Right", "Hardest right", "Time used", "Read")
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,6 @@ class InterviewReport:
         return {heading: lines for heading, lines in parts.items() if lines}
 
     def __str__(self) -> str:
-        columns = list(zip(HEADER, *(row.cells for row in self.rows), strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
         parts = {**self.committee, "What stood behind wrong answers": self.causes}
         listed = [
             line
@@ -101,7 +98,10 @@ class InterviewReport:
             if lines
             for line in ("", heading, *(f"  - {each}" for each in lines))
         ]
-        return "\n".join([self.headline, *listed, "", *table])
+        columns = list(zip(HEADER, *(row.cells for row in self.rows), strict=True)) if self.rows else []
+        widths = [max(map(len, column)) for column in columns]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
+        return "\n".join([self.headline, *listed, *([""] * bool(table)), *table])
 
     __repr__ = __str__
 

@@ -20,9 +20,6 @@ ENOUGH = 2 / 3
 """The part of the points that makes an answer a good one."""
 
 
-VERDICTS = {True: "✓ A good answer.", False: "✗ Not enough of the points, or not the first."}
-
-
 class FollowUp(msgspec.Struct, frozen=True):
     """What the interviewer asks next, and what a strong answer to that says, in one to three sentences."""
 

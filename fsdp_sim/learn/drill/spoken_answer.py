@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.ask import question_html
-from fsdp_sim.learn.drill.heard import lead, marked, remark, summary, summary_html
+from fsdp_sim.learn.drill.heard import lead, marked, remark, summary, summary_html, verdict
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part, Spoke
 from fsdp_sim.learn.drill.question import letters, with_letters
-from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion
+from fsdp_sim.learn.drill.spoken import SpokenQuestion
 from fsdp_sim.learn.drill.spoken import spoken as known
 from fsdp_sim.words import nearest
 
@@ -26,7 +26,7 @@ class SpokenReply:
     def __init__(self, talk: Conversation, spoke: Spoke) -> None:
         self.talk, self.spoke = talk, spoke
         self.asks = f"{lead(talk)}{talk.asks}"
-        self.over = [VERDICTS[talk.good], *summary(talk)] if talk.part is Part.OVER else []
+        self.over = [verdict(talk), *summary(talk)] if talk.part is Part.OVER else []
 
     def __repr__(self) -> str:
         heard = marked(self.spoke.said, self.spoke.quotes, lambda words: f"_{words}_")

@@ -189,7 +189,7 @@ def test_the_committee_quotes_the_candidate_and_says_what_to_do() -> None:
     report = InterviewReport(tuple(interview.results))
     parts = report.committee
     assert "at least 4 questions" in parts["Level"][0]
-    assert any("DTensor" in line for line in parts["Evidence"])
+    assert any("“FSDP2 has DTensors instead of flat parameters.”" in line for line in parts["Evidence"])
     assert any("record_stream" in line and "contrary" in line for line in parts["Gaps"])
     assert any("notebook 11" in line and "ddp_step_to_fsdp2" in line for line in parts["This week"])
     assert "&lt;" not in report.page()
@@ -208,4 +208,12 @@ def test_what_to_read_this_week_is_a_link_to_a_notebook_and_exercises_that_are_t
 
 
 def test_a_report_of_nothing_says_so() -> None:
-    assert "No question" in str(InterviewReport(()))
+    assert str(InterviewReport(())) == "No question was answered."
+
+
+def test_the_report_quotes_the_option_that_was_chosen_and_not_its_letter() -> None:
+    interview = Interview(seed=5, topics=("overlap",), with_spoken=False)
+    while not ((turn := interview.ask()) and isinstance(turn.question, Choice)):
+        interview.skip()
+    interview.answer("b")
+    assert interview.results[-1].typed == turn.question.lettered[1]

@@ -63,6 +63,11 @@ BOUNDS = {
     "event": "all-gathers wait on the GPU for an earlier block's copy-out; the CPU goes on",
     "nothing": "nothing does: gathers are issued for as many blocks as the CPU is ahead",
 }
+BECAUSE = {
+    "cpu": "Before a gather the limiter blocks the CPU until an earlier free has passed on the GPU: two are in flight.",
+    "event": "FSDP2 never blocks the CPU; the all-gather stream waits for the event behind an earlier copy-out.",
+    "nothing": "Neither the CPU nor a stream waits: a gather's memory is allocated when the CPU issues it.",
+}
 
 
 @template(
@@ -95,7 +100,7 @@ def what_bounds_the_gathers(draw: random.Random) -> Choice:
         options=(*BOUNDS.values(), never),
         wrong=wrong | {never: "a communicator queues whatever is issued, and their buffers are there from then on"},
         given={"mode": mode},
-        why=f"As the program shows that torch issues: {BOUNDS[right]}.",
+        why=BECAUSE[right],
     )
 
 
