@@ -112,7 +112,7 @@ def test_the_analytic_workload_has_the_peak_of_torch(case: Case) -> None:
     assert sum(peak.values()) == pytest.approx(torch_says(case)["Total"], rel=0.005)
 
 
-@pytest.mark.parametrize("case", some(OTHERS, first=3), ids=str)
+@pytest.mark.parametrize("case", some(OTHERS, first=2), ids=str)
 def test_so_have_models_with_what_llama_does_not_have(case: Case) -> None:
     truth = torch_says(case)["Total"]
     assert sum(rules_say(case, traced(case)).values()) == pytest.approx(truth, rel=0.001)
@@ -174,8 +174,10 @@ PARTS = {  # what a plan does to the weights, and the module that it means
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("checkpointing", ["full", None])
-@pytest.mark.parametrize("part", some(list(PARTS), first=3))
+@pytest.mark.parametrize(
+    ("part", "checkpointing"),
+    some([pytest.param(p, how) for p, how in zip(PARTS, ("full", "full", None, None, "full"), strict=True)], first=3),
+)
 def test_weights_that_do_not_train_have_the_peak_of_torch(part: str, checkpointing: str | None) -> None:
     fields, change = PARTS[part]
     asked = dataclasses.replace(plan(2, 1024, checkpointing, None), **fields)

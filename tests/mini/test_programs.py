@@ -282,7 +282,7 @@ def combinations(n: int, seed: int = 0) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("network", "names"), some([pytest.param(n, s, id="; ".join((n, *s))) for n, s in combinations(100)], first=20)
+    ("network", "names"), some([pytest.param(n, s, id="; ".join((n, *s))) for n, s in combinations(40)], first=16)
 )
 def test_combination(network, names):
     settings = [axis[name] for axis in AXES.values() for name in names if name in axis]

@@ -1,6 +1,8 @@
-"""Some pages of the site, built once for all files here that one worker runs."""
+"""Some pages of the site, built once: whoever needs them first builds them for all workers."""
 
-from collections.abc import Iterator
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,14 +20,31 @@ PATIENCE_MS = 120_000  # Python is loaded first
 NAMES = ["00_start_here", "05_overlap"]
 
 
+def once(name: str, make: Callable[[Path], object], factory: pytest.TempPathFactory) -> Path:
+    """A folder that one of pytest's workers makes, and the others read."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    out, made = shared / name, shared / f"{name}.made"
+    with open(shared / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make(out)
+            made.touch()
+    return out
+
+
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two chapters, two rooms of the reference and all else of it, and the start page as it stands still."""
     web = pytest.importorskip("web.pages", reason="needs Sphinx, MyST-NB and Furo: the extra html")
-    out = tmp_path_factory.mktemp("site")
-    web.write(out, NAMES, rooms=["simulation", "spec"])
-    start.write(out, False, {page: WORDS[title] for page, title in COURSE.items()})
-    return out
+
+    def make(out: Path) -> None:
+        out.mkdir(exist_ok=True)
+        web.write(out, NAMES, rooms=["simulation", "spec"])
+        start.write(out, False, {page: WORDS[title] for page, title in COURSE.items()})
+
+    return once("site", make, tmp_path_factory)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -59,7 +78,7 @@ def served(pages: Path) -> Iterator[str]:
 def live_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site without its pages."""
     try:
-        return build(tmp_path_factory.mktemp("live") / "site", pages=False)
+        return once("live", lambda out: build(out, pages=False), tmp_path_factory)
     except RuntimeError as error:
         pytest.skip(f"needs npm, node and what they fetch: {error}")
 

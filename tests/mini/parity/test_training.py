@@ -31,7 +31,7 @@ def test_a_transformer_has_the_losses_of_one_process(ranks, impl):
         shard(model, impl.fully_shard)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
         losses = []
-        for batch in batches(20):
+        for batch in batches(8):
             loss, plain_loss = token_loss(model, my_part(batch)), token_loss(plain, batch)
             for value in (loss, plain_loss):
                 value.backward()
