@@ -49,6 +49,9 @@ def corrections(text: str) -> Iterator[tuple[int, int, str]]:
     """Where a text takes a number back, up to the number that replaces it, and what was meant in place of both."""
     for old, new in itertools.pairwise(NUMBER.finditer(text)):
         between, denied = text[old.end() : new.start()], re.search(r"\bnot\s+$", text[: old.start()])
+        named = re.search(r"[\w-]+\s+$", text[: old.start()])
+        if named and between.lower().endswith(f" {named[0].lower()}"):  # "micro-batch 1, no, micro-batch 2"
+            between = between[: -len(named[0])]
         if len(between) > FAR or not (found := (PUTS_RIGHT if denied else TAKES_BACK).match(between)):
             continue
         after = text[new.end() :]
@@ -69,6 +72,8 @@ def corrected(text: str) -> str:
     Example:
         >>> corrected("13, no, 26 GB"), corrected("13 GB per GPU... wait, 26"), corrected("it is not 13 but 26 GB")
         ('26 GB', '26 GB per GPU', 'it is 26 GB')
+        >>> corrected("micro-batch 1, no, make that micro-batch 2")
+        'micro-batch 2'
         >>> corrected("16 bytes, no two ranks keep the same"), corrected("not 13 GB")
         ('16 bytes, no two ranks keep the same', 'not 13 GB')
     """

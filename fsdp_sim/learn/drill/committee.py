@@ -26,7 +26,8 @@ SHOWN, TO_READ = 6, 4
 def decision(results: Sequence[QuestionResult]) -> str:
     """The level that was shown, and on how many questions that stands."""
     if len(results) < ENOUGH:
-        return f"No level: {len(results)} of at least {ENOUGH} questions were answered."
+        asked = f"{len(results)} question{'s were' if len(results) != 1 else ' was'} asked"
+        return f"No level: {asked}, and it takes at least {ENOUGH} questions."
     level = max((level for level in (1, 2, 3) if _passed(results, level)), default=0)
     counts = ", ".join(
         f"{sum(r.right for r in of)} of {len(of)} at level {level}"
@@ -90,9 +91,18 @@ def of_design(design: Design) -> tuple[tuple[str, ...], ...]:
     """Of an open design question: the verdict, what was shown, what is lacking, and what to read. Numbers are judged by
     the simulator, on the candidate's own plan."""
     *report, verdict, read = design.review()
-    marked = {sign: tuple(f"Design: {line[2:]}" for line in report if line[0] == sign) for sign in "✓✗"}
+    marked = {sign: _together([line[2:] for line in report if line[0] == sign]) for sign in "✓✗"}
     plan = f"Open design, {design.question.name}: {verdict[2:]} {report[0]}"
     return (plan,), marked["✓"], marked["✗"], (read.replace("Read: ", "Read ", 1),)
+
+
+def _together(lines: Sequence[str]) -> tuple[str, ...]:
+    """Lines of a review, each under its heading: what was named, and what was not, are one each."""
+    joined: dict[str, list[str]] = {}
+    for line in lines:
+        heading, _, named = line.partition("amed: ")
+        joined.setdefault(f"Design: {heading}amed: " if named else f"Design: {line}", []).append(named)
+    return tuple(heading + " ".join(named) for heading, named in joined.items())
 
 
 def this_week(results: Sequence[QuestionResult]) -> tuple[str, ...]:

@@ -57,6 +57,27 @@ def test_what_was_not_said_is_asked_for_and_a_bare_answer_is_to_that() -> None:
     assert asked.said["states_bytes"].value == 140e9
 
 
+def test_what_is_turned_down_or_taken_back_is_not_the_plan() -> None:
+    asked = answered(
+        "dense_70b",
+        "70 billion times 16 bytes is 1120 GB, over 256 that's 4 gigs of states each. Sharding within a node doesn't "
+        "fit, so fully sharded. Checkpointing on every block. Micro-batch 1, hmm, no, make that micro-batch 2 with 8k "
+        "sequences.",
+    )
+    assert asked.said["states_bytes"].value == 4e9
+    assert (asked.plan.shard_size, asked.plan.micro_batch, asked.plan.activation_checkpointing) == (None, 2, "full")
+    assert asked.named()[0] == [], "checkpointing of activations is none against failures"
+
+
+def test_risks_and_the_first_measurement_are_asked_for_where_none_was_named() -> None:
+    asked = answered("dense_70b", STRONG.partition("Risks")[0])
+    assert asked.asks == "What can go wrong?"
+    asked.say("a straggler slows down everybody")
+    assert asked.asks == "And what would you measure first?"
+    asked.say("nccl-tests between nodes")
+    assert asked.asks == ""
+
+
 def test_a_number_is_read_once_and_letters_of_a_name_are_none() -> None:
     read = extract("2 sequences of 2048 each, 16 GB of states per GPU")
     assert (read["micro_batch"].value, read["seq_len"].value, read["states_bytes"].value) == (2, 2048, 16e9)

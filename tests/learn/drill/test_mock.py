@@ -34,7 +34,7 @@ def test_questions_are_answered_by_enter_and_the_report_comes_at_the_end() -> No
     assert interview.report.headline.startswith("0 of 1 right")
     enter(box, "q")
     assert "Train Llama 3 70B on 256 H100" in asked.value
-    for said in ("Full sharding, <i>micro-batch 2</i> of 8192 tokens, a step takes 400 s", *"?" * 9):
+    for said in ("Full sharding, <i>micro-batch 2</i> of 8192 tokens, a step takes 400 s", *"?" * 11):
         enter(box, said) if "<table>" not in asked.value else None
     assert "seconds per step: you say 400 s, the simulator" in asked.value
     assert "<table>" in asked.value

@@ -22,6 +22,13 @@ BIG = {
     "billion": 1e9,
     "trillion": 1e12,
 }
+DENIED_BEFORE = re.compile(
+    r"\b(?:not|never|instead of|rather than|unlike|no longer)(?: (?:with|a|use|using|do|take))?\s*$"
+)
+DENIED_AFTER = re.compile(
+    r"[\w -]{0,20}?\b(?:(?:do|does|would|will|can|could) ?not|(?:do|does|would|wo|ca|could)n't|cannot)\b"
+    r"(?! (?:use|need|want|recompute|require))|[\w -]{0,12}?\bis (?:out|too (?:slow|large|big|much))\b"
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ PLAN: dict[str, tuple[_Reader, ...]] = {
         ),
         _Reader(
             r"(?:activation|gradient|full)[- ](?:activation )?(?:checkpoint\w*|ac\b)|recomput\w+|"
-            r"checkpoint (?:every|each) (?:block|layer)",
+            r"checkpoint(?:s|ing)?(?: on| of| for| around)? (?:every|each|all)(?: the)? (?:block|layer)",
             _fixed("full"),
         ),
     ),
@@ -125,21 +132,23 @@ PLAN: dict[str, tuple[_Reader, ...]] = {
 CLAIMS: dict[str, tuple[_Reader, ...]] = {
     "states_bytes": (
         _Reader(
-            NUMBER + r"(?:gb|gib|gigabytes?)[^.;]{0,25}?\b(?:of )?(?:states|optimi[sz]er|parameters and)",
+            NUMBER + r"(?:gb|gib|gigabytes?|gigs?)[^.;\d]{0,25}?\b(?:of )?(?:states|optimi[sz]er|parameters and)",
             lambda f: 1e9 * _number(f[1]),
         ),
         _Reader(
-            r"\b(?:states|optimi[sz]er states?)\b[^.;\d]{0,30}?" + NUMBER + r"(?:gb|gib|gigabytes?)",
+            r"\b(?:states|optimi[sz]er states?)\b[^.;\d]{0,30}?" + NUMBER + r"(?:gb|gib|gigabytes?|gigs?)",
             lambda f: 1e9 * _number(f[1]),
         ),
     ),
     "peak_bytes": (
         _Reader(
-            r"(?:peak|memory|in total|total|all in all|altogether)[^.;\d]{0,40}?" + NUMBER + r"(?:gb|gib|gigabytes?)",
+            r"(?:peak|memory|in total|total|all in all|altogether)[^.;\d]{0,40}?"
+            + NUMBER
+            + r"(?:gb|gib|gigabytes?|gigs?)",
             lambda f: 1e9 * _number(f[1]),
         ),
         _Reader(
-            NUMBER + r"(?:gb|gib|gigabytes?)[^.;\d]{0,20}?(?:peak|per gpu|in total|of memory|altogether|on each)",
+            NUMBER + r"(?:gb|gib|gigabytes?|gigs?)[^.;\d]{0,20}?(?:peak|per gpu|in total|of memory|altogether|on each)",
             lambda f: 1e9 * _number(f[1]),
         ),
     ),
@@ -187,7 +196,7 @@ def extract(text: str, asked: str = "") -> dict[str, Said]:
     left = plain
     for name, readers in {**PLAN, **CLAIMS}.items():
         for reader in readers:
-            if match := re.search(reader.pattern, left):
+            if match := next((m for m in re.finditer(reader.pattern, left) if not _denied(left, m)), None):
                 found[name] = Said(reader.value(match), match[0])
                 if name in CLAIMS:  # a number is read once: "16 GB of states per GPU" is no peak
                     left = left[: match.start()] + ";" + left[match.end() :]
@@ -195,6 +204,11 @@ def extract(text: str, asked: str = "") -> dict[str, Said]:
     if asked and asked not in found and (bare := _bare(asked, plain)) is not None:
         found[asked] = Said(bare, plain[:60])
     return found
+
+
+def _denied(text: str, match: re.Match[str]) -> bool:
+    """Whether a choice is named to be turned down: "not within a node", "DDP does not fit"."""
+    return bool(DENIED_BEFORE.search(text[: match.start()]) or DENIED_AFTER.match(text[match.end() :]))
 
 
 def _bare(asked: str, plain: str) -> Any:

@@ -9,6 +9,7 @@ from fsdp_sim.learn.drill.design.extract import ASKED, Said, extract
 from fsdp_sim.learn.drill.design.question import DesignQuestion
 from fsdp_sim.learn.drill.listening.words import read
 from fsdp_sim.learn.drill.result import place
+from fsdp_sim.learn.quantity import written
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Plan
 
@@ -33,6 +34,8 @@ NAMES = {
     "mfu": "MFU",
     "tokens": "tokens in the time",
 }
+OPEN = {"risks": "What can go wrong?", "first": "And what would you measure first?"}
+"""What is asked for where none of a question's was named."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Judgement:
 
 def _written(name: str, value: float) -> str:
     if name.endswith("_bytes"):
-        return f"{value / 1e9:.3g} GB"
+        return written(value, "bytes")
     if name == "mfu":
         return f"{value:.0%}"
     return f"{value / 1e9:,.0f} billion" if name == "tokens" else f"{value:.3g} s"
@@ -92,19 +95,21 @@ class Design:
         if not self.texts:
             return ""
         known = {*self.said, *self._tried, *(["seq_len"] if self.question.seq_len else [])}
-        return next((name for name in ASKED if name not in known), "")
+        heard = {*self.named()[0]}
+        known |= {part for part in OPEN if heard & {*getattr(self.question, part)}}
+        return next((name for name in (*ASKED, *OPEN) if name not in known), "")
 
     @property
     def asks(self) -> str:
         """What the interviewer asks; empty when all was asked."""
         if not self.texts:
             return self.question.question
-        return ASKED[self.waiting] if self.waiting else ""
+        return {**ASKED, **OPEN}[self.waiting] if self.waiting else ""
 
     def say(self, text: str) -> dict[str, Said]:
         """Answer; what was read of it, by name."""
         waiting = self.waiting
-        found = extract(text, waiting)
+        found = extract(text, waiting if waiting in ASKED else "")
         if waiting:
             self._tried.append(waiting)
         self.texts.append(text)
