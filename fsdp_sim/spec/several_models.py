@@ -24,7 +24,9 @@ def of_several_models(config: Mapping[str, Any], known: Mapping[str, Mapping[str
     if not held:
         return ""
     names = {key: f"{key} ({kind})" if kind else key for key, kind in held.items()}
-    text = next((key for key, kind in held.items() if kind in known and "patch_size" not in known[kind]["config"]), "")
+    text = next(
+        (key for key, kind in held.items() if kind and kind in known and "patch_size" not in known[kind]["config"]), ""
+    )
     if not text:
         return (
             f"it holds several models, of which none for text is known: {', '.join(names.values())}; give the "

@@ -40,10 +40,10 @@ def decision(results: Sequence[QuestionResult]) -> str:
     claims = (
         f" {claimed} point{'s' * (claimed != 1)} the candidate claims and the listener did not hear." if claimed else ""
     )
-    of = sum(r.level == level for r in results)
+    n_asked = sum(r.level == level for r in results)
     few = (
-        f" It rests on {of} question{'s' * (of != 1)} of that level: a longer interview would say it surely."
-        if level and of < ENOUGH
+        f" It rests on {n_asked} question{'s' * (n_asked != 1)} of that level: a longer interview would be surer."
+        if level and n_asked < ENOUGH
         else ""
     )
     return f"{LEVELS[level]} Right: {counts}.{asked}{claims}{few}"
