@@ -195,24 +195,30 @@ class _Tries:
         self.on_simulated = on_simulated
         self.most_blocks = max(MAX_BLOCKS_TRIED, _blocks(model) * start.grad_accum)
         self.seen: dict[Plan, Candidate] = {}
-        self.played: set[Plan] = set()  # plans of which it is known whether the allocator finds room, with a margin
+        self.checks: set[Plan] = set()  # plans that were simulated whole, with torch's allocator
         self.best: Candidate | None = None
         of_gpu = simulate(model, cluster, start, **options).memory_limit_bytes
         self.limit_bytes = of_gpu if limit_bytes is None else min(of_gpu, limit_bytes)
 
     def simulated(self, plan: Plan) -> Candidate:
-        """The plan, simulated. Raises ValueError for one that is impossible."""
+        """The plan, simulated, maybe in short. Raises ValueError for one that is impossible."""
         if plan not in self.seen:
-            sim = simulate(self.model, self.cluster, plan, **self.options)
-            peak = sim.peak_memory_bytes
-            found = Candidate(plan, sim.step_time_s, sim.tokens_per_s_per_gpu, peak, peak <= self.limit_bytes)
+            self.seen[plan] = found = self._in_short(plan)
             if found.fits and (self.best is None or _rank(found) < _rank(self.best)):
-                self.played.add(plan)
-                found = replace(found, fits=sim.fit is Fit.FITS)  # plays the allocator, which takes longest
+                found = self.checked(plan)
                 self.best = found if found.fits else self.best
-            self.seen[plan] = found
             self.on_simulated(len(self.seen), self.best)
         return self.seen[plan]
+
+    def _in_short(self, plan: Plan) -> Candidate:
+        """Of many micro-batches three are simulated: each further one takes as long as the third and needs no more."""
+        short = simulate(self.model, self.cluster, replace(plan, grad_accum=min(plan.grad_accum, 3)), **self.options)
+        step_s = short.step_time_s
+        if more := plan.grad_accum - short.plan.grad_accum:
+            two = simulate(self.model, self.cluster, replace(plan, grad_accum=2), **self.options)
+            step_s += more * (step_s - two.step_time_s)
+        tokens, peak = short.workload.tokens * plan.grad_accum, short.peak_memory_bytes
+        return Candidate(plan, step_s, tokens / step_s, peak, peak <= self.limit_bytes)
 
     def look(self, plan: Plan) -> Outcome | None:
         """What the search is told of a plan."""
@@ -227,24 +233,25 @@ class _Tries:
 
     @property
     def smallest(self) -> Candidate:
-        return min(self.seen.values(), key=lambda one: (one.peak_memory_bytes, one.step_time_s))
+        return self.checked(min(self.seen.values(), key=lambda one: (one.peak_memory_bytes, one.step_time_s)).plan)
 
     def front(self) -> list[Candidate]:
         """No dearer twins: of plans as fast and as large the first that was simulated."""
         while True:
             fitting = [one for one in self.seen.values() if one.fits]
             front = [fitting[n] for n in pareto([_rank(one) for one in fitting])]
-            if all([self.checked(one.plan).fits for one in front]):
+            if front == [self.checked(one.plan) for one in front]:
                 return front
 
     def checked(self, plan: Plan) -> Candidate:
-        """A plan that was simulated; whether it fits is known with torch's allocator played."""
-        found = self.seen[plan]
-        if found.fits and plan not in self.played:
-            self.played.add(plan)
-            fit = simulate(self.model, self.cluster, plan, **self.options).fit
-            found = self.seen[plan] = replace(found, fits=fit is Fit.FITS)
-        return found
+        """A plan that was simulated, now whole; whether it fits is known with torch's allocator played."""
+        if plan not in self.checks:
+            self.checks.add(plan)
+            sim = simulate(self.model, self.cluster, plan, **self.options)
+            peak = sim.peak_memory_bytes
+            fits = peak <= self.limit_bytes and sim.fit is Fit.FITS
+            self.seen[plan] = Candidate(plan, sim.step_time_s, sim.tokens_per_s_per_gpu, peak, fits)
+        return self.seen[plan]
 
 
 def _rank(one: Candidate) -> tuple[float, float]:
