@@ -164,11 +164,8 @@ def torch_says(model: Model, plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("kind", "who", "checkpointing"),
     [
-        ("layernorm", None, "full"),
         ("layernorm", None, None),
         ("dense", "trl", "full"),
-        ("dense", "peft", None),
-        ("experts", "peft", "full"),
         ("experts", "peft", None),
     ],
 )

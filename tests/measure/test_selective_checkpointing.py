@@ -33,7 +33,11 @@ MODELS = {  # with few words, so that the blocks make the peak, not the head
     "experts": with_layers("mixtral-8x7b", 2, vocab=4096),
 }
 POLICIES: list[Any] = ["selective", ("mm", "addmm", SDPA), (SDPA,), ("addmm",), ("mm",), ("_grouped_mm", SDPA)]
-CASES = [(name, policy) for policy in POLICIES for name in MODELS]
+# torchtitan's for all models; of the others each for one of those that have such operators
+CASES = [
+    *((name, "selective") for name in MODELS),
+    *zip(("llama", "llama", "gpt", "gpt", "experts"), POLICIES[1:], strict=True),
+]
 of_cases = pytest.mark.parametrize("case", some(CASES, first=4), ids=str)
 
 

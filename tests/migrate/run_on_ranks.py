@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which the first step of every optimizer imports
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 

@@ -18,7 +18,7 @@ from web.live.calls import call
 pytestmark = [pytest.mark.browser, pytest.mark.tail]
 FSDP1 = "model=gpt2-124m gpu=A100-SXM-80GB gpus=8 micro_batch=4 api=fsdp1"
 LINE = FormState.read(PRESETS["Llama-3-8B on 64 H100"]).line
-LINES = [PRESETS["Llama-3-8B on 8 H100"], PRESETS["Llama-3-70B on 512 H100, HSDP"], FSDP1]
+LINES = [PRESETS["Llama-3-70B on 512 H100, HSDP"], FSDP1]
 
 
 @pytest.fixture
