@@ -178,7 +178,7 @@ def _hold(interview: Interview, last: str | None = None) -> InterviewReport:
     except (click.Abort, EOFError, KeyboardInterrupt):
         click.echo()
     if last:
-        click.secho("\nAt last, an open question (q to leave it out):", bold=True)
+        click.secho("\nTo end with, an open question (q leaves it out):", bold=True)
     report = InterviewReport(tuple(interview.results), _designed(last) if last else None)
     click.echo(f"\n{report}")
     for trouble in dict.fromkeys(result.trouble for result in interview.results if result.trouble):

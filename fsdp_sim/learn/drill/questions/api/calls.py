@@ -174,7 +174,7 @@ def _chain(draw: random.Random, steps: tuple[tuple[str, str], ...], text: str) -
         answer=answer,
         because={steps[i][0]: steps[i][1] for i in some},
         given={"things": tuple(sorted(answer))},
-        why=f"{'; '.join(f'{steps[i][0]} ({steps[i][1]})' for i in some)}.",
+        why=f"That is: {'; '.join(f'{steps[i][0]} ({steps[i][1]})' for i in some)}.",
     )
 
 
