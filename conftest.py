@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.warm import ADDRESS, CLIENT, listening, preload, serving
+from tests.warm import ADDRESS, CLIENT, LATE, listening, preload, serving
 
 ROOT = Path(__file__).parent
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would only wait for each other
@@ -89,9 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Ranks need not import what tests on ranks import."""
+    """Ranks need not import what tests on ranks import, nor what slow ones do."""
     if hasattr(session.config, "workerinput"):
-        preload("pytest")
+        preload("pytest", *_late(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -138,13 +138,18 @@ def _forked_kernel() -> dict[str, object]:
     return {"argv": [sys.executable, "-c", CLIENT, *make_ipkernel_cmd()], "display_name": "", "language": "python"}
 
 
+def _late(config: pytest.Config) -> tuple[str, ...]:
+    """What nobody trains with where slow tests are left out."""
+    return () if "slow" in config.option.markexpr else LATE
+
+
 def _server(config: pytest.Config) -> str:
     """Where it listens, or will; see `tests.warm`."""
     if SERVER not in config.stash:
         stack = ExitStack()
         config.add_cleanup(stack.close)
         shared = getattr(config, "workerinput", {}).get(ADDRESS)
-        config.stash[SERVER] = shared or stack.enter_context(serving(_folder(config)))
+        config.stash[SERVER] = shared or stack.enter_context(serving(_folder(config), *_late(config)))
     return config.stash[SERVER]
 
 

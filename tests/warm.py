@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -32,6 +33,11 @@ ROOT = Path(__file__).parents[1]
 ADDRESS = "WARM_TORCHRUN"
 """The environment variable that tells a client where the server listens."""
 START_TIMEOUT_S = 120
+LATE = (
+    "transformers.models.t5.modeling_t5", "transformers.models.bert.modeling_bert", "accelerate", "lightning_fabric",
+    "labs.experiments.hugging_face.run_hugging_face",
+)  # fmt: skip
+"""What ranks would import when they train, which takes 6 seconds of each."""
 
 CLIENT = f"""
 import json, os, signal, socket, sys
@@ -51,16 +57,17 @@ sys.exit(status[0] if status else "it was killed")
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, *modules: str) -> Iterator[str]:
     """A server that starts; gives its address, see `listening`. What it has forked gets SIGTERM when it ends.
 
     Args:
         folder: for its socket.
+        modules: what it and its fork server import besides.
     """
     address = str(folder / "warm")
     environ = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, __file__, address], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL
+        [sys.executable, __file__, address, *modules], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL
     ) as server:
         try:
             yield address
@@ -79,7 +86,10 @@ def listening(address: str) -> str:
 
 
 def preload(*modules: str) -> None:
-    """Start the server from which this process's ranks are forked: it imports what labs do and these, too."""
+    """Start the server from which this process's ranks are forked: it imports what labs do and these, too.
+
+    What is not installed is left out.
+    """
     from fsdp_sim.ranks import launch
 
     launch.PRELOAD += ["labs.loop.run_state", "labs.checkpoint", "labs.measure.allocations", *modules]
@@ -89,9 +99,9 @@ def preload(*modules: str) -> None:
 # ---- The server -----------------------------------------------------------------------------------------------------
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, *modules: str) -> None:
     _end_with_parent()
-    preload()
+    preload(*modules)
     import ipykernel.kernelapp  # noqa: F401
     import torch._dynamo  # noqa: F401  # which the first step of every optimizer imports
 
@@ -100,6 +110,9 @@ def _serve(address: str) -> None:
     import fsdp_sim.viz  # noqa: F401
     import labs.train  # noqa: F401
 
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
     gc.freeze()  # what is imported is no garbage: to look through it copies its pages
     server = socket.socket(socket.AF_UNIX)
     server.bind(f"{address}.new")
@@ -232,4 +245,4 @@ def _status_of(main: Callable[[], object]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])
