@@ -50,8 +50,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 ON_RANKS = {
     1: ["single", "ddp", "fsdp2", "mini", "fsdp1"],
-    2: ["ddp", "fsdp2", "recomputed", "offloaded", "mini", "fsdp1", "fsdp1-flat", "fsdp1-grad-op", "fsdp1-none"],
-    4: ["fsdp2", "hsdp", "mini", "fsdp1", "fsdp1-flat", "fsdp1-hybrid"],
+    2: ["ddp", "recomputed", "offloaded", "mini", "fsdp1-flat", "fsdp1-grad-op", "fsdp1-none"],
+    4: ["fsdp2", "hsdp", "fsdp1-hybrid"],
 }
 WRITERS = [(way, ranks) for ranks, ways in ON_RANKS.items() for way in ways]
 

@@ -221,11 +221,11 @@ PLANS = [
     {"api": "hsdp"},
     {"param_dtype": "bf16"},
 ]
+ON_RANKS = [pytest.param(ranks, keys) for ranks, keys in zip([64, 8, 512] * 2, PLANS, strict=True)]
 
 
 class TestMemory:
-    @pytest.mark.parametrize("ranks", some([64, 8, 512], first=1))
-    @pytest.mark.parametrize("keys", some(PLANS, first=2), ids=str)
+    @pytest.mark.parametrize(("ranks", "keys"), some(ON_RANKS, first=2), ids=str)
     def test_the_peak_is_the_simulators(self, ranks, keys):
         asked = setup(ranks, rows=2, **keys)
         with session(asked) as rank:

@@ -60,7 +60,7 @@ def differing(shape: str, settings: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("world", some([2, 1, 3, 4], first=2))
+@pytest.mark.parametrize("world", some([2, 1, 3], first=2))
 def test_meta_init_has_the_weights_of_the_seed(world: int) -> None:
     cases = [
         (shape, settings | {"meta_init": meta_init})
