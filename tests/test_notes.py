@@ -65,6 +65,22 @@ def test_a_sequence_longer_than_rotary_positions_were_made_for_is_remarked_on(tm
         assert any(note.startswith(said) for note in notes) is noted
 
 
+@pytest.mark.parametrize(("model", "plan", "says"), [
+    ("mixtral-8x7b", {"fp8": "rowwise"}, "the 8 experts of a layer (89% of the parameters) are one"),
+    ("mixtral-8x7b", {"lora_rank": 8}, "are one tensor, which has no adapters (peft's target_parameters"),
+    ("mixtral-8x7b", {"lora_rank": 8, "experts_impl": "loop"}, "Plan.lora_targets='all-linear' adapts neither the 8"),
+    ("mixtral-8x7b", {"lora_rank": 8, "base_quantization": "nf4"}, "Plan.lora_targets='all-linear' adapts neither"),
+    ("mixtral-8x7b", {"lora_rank": 8, "experts_impl": "loop", "lora_targets": ("wq", "wv")}, ""),
+    ("mixtral-8x7b", {}, ""),
+    ("llama3-8b", {"fp8": "rowwise", "compile": True}, ""),
+])  # fmt: skip
+def test_that_fp8_and_adapters_do_not_reach_experts_is_said(model, plan, says) -> None:
+    few = replace(Model.preset(model), n_layer=2)
+    sim = simulate(few, Cluster("H100", gpus=8), Plan(param_dtype="bf16", **plan))
+    said = [note for note in sim.notes if "experts of a layer" in note]
+    assert [says in note for note in said] == [True] * bool(says)
+
+
 @pytest.mark.parametrize("plan", [
     Plan(activation_checkpointing=24), Plan(wrap=1), Plan(experts_impl="loop"),
 ])  # fmt: skip

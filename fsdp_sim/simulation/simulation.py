@@ -20,6 +20,7 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
+from fsdp_sim.simulation.experts import beside_experts
 from fsdp_sim.simulation.limits import check_blocks
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
@@ -321,6 +322,8 @@ class Simulation:
                 f"longer ones, but it has not learned such positions; scale them (rope_scaling), or make seq_len at "
                 f"most {model.max_seq_len}."
             )
+        if isinstance(model, Model):
+            remarks += beside_experts(model, plan)
         if self.plan.compile and self._is_traced:
             remarks.append(
                 "Plan.compile=True changes no byte here: a traced model is taken to keep what its operators keep "

@@ -1,0 +1,37 @@
+"""`beside_experts`: what fp8 and LoRA leave as it is in a mixture of experts."""
+
+from __future__ import annotations
+
+from fsdp_sim.spec import Model, Plan, param_shapes
+
+
+def beside_experts(model: Model, plan: Plan) -> list[str]:
+    """That fp8 and adapters are of linear layers, which experts are not where they are one tensor, in sentences.
+
+    torchao's `convert_to_float8_training` swaps `nn.Linear`, and peft's ``all-linear`` targets such; transformers 5 and
+    torchtitan hold a layer's experts as one parameter of three dimensions.
+    """
+    if model.n_expert is None:
+        return []
+    shapes = param_shapes(model, model.max_seq_len or plan.seq_len)
+    routed = sum(r * c for name, r, c in shapes if name.startswith("experts.")) / sum(r * c for _, r, c in shapes)
+    are = f"the {model.n_expert} experts of a layer ({routed:.0%} of the parameters)"
+    loop = plan.experts_impl == "loop" or plan.base_quantization is not None
+    notes = []
+    if plan.fp8 and not loop:
+        notes.append(
+            f"Plan.fp8={plan.fp8!r} is of linear layers, as torchao's is; {are} are one tensor, whose grouped matmuls "
+            f"stay in {plan.param_dtype or model.dtype}."
+        )
+    if plan.lora_rank and not loop:
+        notes.append(
+            f"Plan.lora_rank={plan.lora_rank} is of linear layers, as peft's targets are; {are} are one tensor, which "
+            f"has no adapters (peft's target_parameters is not simulated)."
+        )
+    if plan.lora_rank and loop and plan.lora_targets == "all-linear":
+        notes.append(
+            f"Plan.lora_targets='all-linear' adapts neither {are} nor their router here; peft's does where they are "
+            f"linear layers one by one, as they are with experts_impl='loop' or quantised: name the targets of "
+            f"attention to compare."
+        )
+    return notes
