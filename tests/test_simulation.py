@@ -114,7 +114,7 @@ def test_hybrid_sharding_stays_within_a_node_unless_told_otherwise():
             Plan(shard_size=5),
             "Plan.shard_size is 5, which does not divide the 16 GPUs of the cluster",
         ),
-        ("gpt2", CLUSTER, PLAN, "no model is called 'gpt2': it is not in the catalogue, so give its dimensions"),
+        ("gpt2", CLUSTER, PLAN, "no model is called 'gpt2'; the nearest names are gpt2-124m"),
         ("gpt2-124m", Cluster("V100", gpus=8), PLAN, "V100-SXM2-32GB has no bf16; it has fp16"),
         ("gpt2-124m", CLUSTER, Plan(seq_len=4096), "has learned positions for 1024 tokens"),
     ],
