@@ -60,7 +60,7 @@ def test_there_are_three_answers_and_each_says_why_and_what_would_help() -> None
 @pytest.mark.parametrize(
     ("config", "texts", "sentence"),
     [
-        (CONFIG | {"model_type": "lama"}, {}, "model_type is 'lama'; the nearest that is known is llama"),
+        (CONFIG | {"model_type": "lama"}, {}, "model_type is 'lama'; the nearest known is llama"),
         ("{", {}, "the config is not JSON: Input data was truncated"),
         ("[1]", {}, "a config.json is an object with a model_type"),
         ("", {}, "no model is named"),
