@@ -8,7 +8,7 @@ from __future__ import annotations
 import libcst as cst
 
 from fsdp_sim.migrate.arguments import DDP_SAYS, READERS, hybrid_mesh, unread
-from fsdp_sim.migrate.sharding import FSDP, KEEPS, WRAPPER, Sharding, units_of
+from fsdp_sim.migrate.sharding import FSDP, KEEPS, WRAPPER, Sharding, choose_units
 from fsdp_sim.migrate.source import (
     Change,
     Script,
@@ -123,21 +123,14 @@ class Strategies(Change):
         if found.refused:
             script.refused = True
             return old
-        if api == "ddp" or script.blocks_given:
-            found.units = units_of(script, script.blocks)
-        if not found.units:
-            script.look(
-                at, "No class of blocks is named, so the whole model is one unit, gathered at once. Name the class "
-                "with --block.", rule="one-unit",
-            )  # fmt: skip
-        script.plan["wrap"] = "block" if found.units else "root"
+        choose_units(script, found, at, by_class=api == "ddp")
         self._precision(found, api)
         found.arguments = {"mesh": 'device_mesh["data_parallel"]'} | found.arguments
         if "HYBRID" in str(script.plan.get("sharding_strategy")):
             found.arguments["mesh"] = hybrid_mesh(script)
         code = _checkpoints(script, found, checkpointed) + found.lines(script, "model") + "return model\n"
         self.new = "def shard(model, device_mesh):\n" + "".join(f"    {line}\n" for line in code.splitlines())
-        module = name_of_module(script, self.has_fabric)
+        module = _module_of(script, self.has_fabric)
         script.need(module, "ModelParallelStrategy")
         self._by_hand(at)
         parts = [
@@ -210,7 +203,7 @@ class Strategies(Change):
         return " * ".join(size for size in sizes if size != "1")
 
 
-def name_of_module(script: Script, has_fabric: bool) -> str:
+def _module_of(script: Script, has_fabric: bool) -> str:
     """Where the script's Lightning has its strategies."""
     packages = {name.partition(".")[0] for name in script.names.values()} & {*PACKAGES}
     package = next((name for name in PACKAGES if name in packages), "lightning")

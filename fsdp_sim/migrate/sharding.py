@@ -83,6 +83,23 @@ def units_of(script: Script, classes: tuple[str, ...]) -> str:
     return f"isinstance(module, {f'CheckpointWrapper if {how} else {block}' if how else 'CheckpointWrapper'})"
 
 
+def choose_units(script: Script, found: Sharding, at: cst.CSTNode, *, by_class: bool) -> None:
+    """Settle which modules are units: those of the script's blocks where nothing else said it, or where they are given.
+
+    Args:
+        at: the wrapper, for what is said where the whole model is one unit.
+        by_class: the old API had no policy that said it.
+    """
+    if by_class or script.blocks_given:
+        found.units = units_of(script, script.blocks)
+    if not found.units:
+        script.look(
+            at, "No class of blocks was found, so the whole model is one unit, gathered at once. Name the class with "
+            "--block.", rule="one-unit",
+        )  # fmt: skip
+    script.plan["wrap"] = "block" if found.units else "root"
+
+
 def _checkpointed(script: Script) -> str | None:
     """Whether the blocks lie in checkpoint wrappers: None for no, else the condition under which, empty for always."""
     for node in walk(script.module):

@@ -8,7 +8,7 @@ import libcst as cst
 
 from fsdp_sim.migrate.arguments import of_ddp, of_fsdp1
 from fsdp_sim.migrate.deepspeed import initialized
-from fsdp_sim.migrate.sharding import Sharding, policy_of_dtype, policy_of_offload, units_of
+from fsdp_sim.migrate.sharding import Sharding, choose_units, policy_of_dtype, policy_of_offload
 from fsdp_sim.migrate.source import (
     SHARDED,
     Change,
@@ -99,16 +99,8 @@ class Wrapping(Change):
         if sharding.refused:
             script.refused = True
             return None
-        if api == "ddp" or script.blocks_given:
-            sharding.units = units_of(script, script.blocks)
-        if not sharding.units:
-            script.look(
-                call, "No class of blocks was found, so the whole model is one unit, gathered at once. Name the "
-                "class with "
-                "--block.", rule="one-unit",
-            )  # fmt: skip
+        choose_units(script, sharding, call, by_class=api == "ddp")
         name_ties(script, call, sharding.units)
-        script.plan["wrap"] = "block" if sharding.units else "root"
         target = script.code(targets_of(statement)[0]) if not isinstance(statement, cst.Return) else ""
         name = dotted(module) or target or "model"
         code = sharding.lines(script, name)
