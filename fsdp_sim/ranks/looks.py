@@ -24,6 +24,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX = -3, -1, -8  # of glibc's mallo
 TRIED_BYTES, TRIES = 2**20, 4
 PIECES_BYTES, MOST_PIECES = [2**power for power in range(24, 16, -1)], 64
 LOOK_S = 0.001
+OBJECT_BYTES, ROOM_BYTES, KEPT_EVERY_BYTES = 400, 3 * 2**20, 2**17  # below 512, which CPython's own allocator serves
 
 
 class Look(NamedTuple):
@@ -53,6 +54,7 @@ def looked_at() -> Iterator[None]:
     libc.malloc.restype = ctypes.c_void_p
     for name, value in ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, MMAP_BYTES), (M_ARENA_MAX, 1)):
         libc.mallopt(name, value)
+    room = _room()
     filled = _filled(libc)
     if not any(TRIED_BYTES <= _grows(libc, TRIED_BYTES)[1] <= TRIED_BYTES + MMAP_BYTES for _ in range(TRIES)):
         yield
@@ -63,9 +65,16 @@ def looked_at() -> Iterator[None]:
     _ask()
     yield
     _ask()
-    del gap
+    del gap, room
     for piece in filled:
         libc.free(ctypes.c_void_p(piece))
+
+
+def _room() -> list[bytes]:
+    """Give Python room for its objects, which it takes from the kernel by the MiB: how full the last MiB is when the
+    code begins is chance, and the next would count as the code's. What is returned keeps them from being given back."""
+    taken = [bytes(OBJECT_BYTES) for _ in range(ROOM_BYTES // OBJECT_BYTES)]
+    return taken[:: KEPT_EVERY_BYTES // OBJECT_BYTES]
 
 
 def _filled(libc: ctypes.CDLL) -> list[int]:
