@@ -63,7 +63,9 @@ def moves(page: Any, address: str, line: str, count: int) -> tuple[int, list[flo
         page.keyboard.press("ArrowRight" if number % 10 < 5 else "ArrowLeft")
         page.wait_for_function(f"window.moves.length > {number}", timeout=60_000)
         page.wait_for_timeout(150)
-    bars = page.evaluate("document.getElementById('figure').data.reduce((sum, one) => sum + (one.base?.length ?? 0), 0)")
+    bars = page.evaluate(
+        "document.getElementById('figure').data.reduce((sum, { base }) => sum + (base?.length ?? 0), 0)"
+    )
     return bars, page.evaluate("window.moves")
 
 
