@@ -16,7 +16,7 @@ from fsdp_sim.cli.options import print_json, schema_option
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.design import Design, designs
 from fsdp_sim.learn.drill.design_answer import DesignAnswer
-from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary, verdict
+from fsdp_sim.learn.drill.heard import HOLD, KEPT, lead, marked, remark, summary, verdict
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
 from fsdp_sim.learn.drill.listening.endpoint import endpoint
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
@@ -222,20 +222,8 @@ def _typed(interview: Interview, turn: InterviewTurn) -> bool:
 def _aloud(interview: Interview, turn: InterviewTurn, talk: Conversation) -> bool:
     """A spoken question, turn by turn; False where one wants to stop."""
     click.echo("Type what you would say, in one go; Enter ends it (? if you do not know, q to stop).")
-    while talk.part is not Part.OVER:
-        if talk.turns:
-            click.echo(_filled(f"{lead(talk)}{talk.asks}"))
-        said = _prompt()
-        if said.lower() in STOP:
-            return False
-        if said.lower() in SKIP:
-            if not talk.turns:
-                break
-            said = ""
-        spoke = interview.say(said)
-        if spoke.quotes:
-            click.echo(_filled(marked(said, spoke.quotes, _mark)))
-        click.echo(_filled(remark(talk, spoke)))
+    if not _talked(interview, talk):
+        return False
     click.echo("A strong answer says:")
     for line in summary(talk):
         click.secho(_filled(line, "  "), fg={"✓": "green", "○": "yellow"}.get(line[0], "red"))
@@ -248,16 +236,35 @@ def _aloud(interview: Interview, turn: InterviewTurn, talk: Conversation) -> boo
             return False
         click.secho(verdict(talk), fg="green" if talk.good else "red")
         interview.settle()
-    for step in talk.source.ladder[sum(spoke.good is not None for spoke in talk.turns) :]:
+    for step in talk.source.ladder[len(talk.follow_ups) :]:
         click.echo(_filled(f"Then comes: {step.question}", "  "))
         click.echo(_filled(step.strong, "      "))
     return True
 
 
+def _talked(interview: Interview, talk: Conversation) -> bool:
+    """Ask on until all was asked; False where one wants to stop."""
+    while talk.part is not Part.OVER:
+        if talk.turns:
+            click.echo(_filled(f"{lead(talk)}{talk.asks}"))
+        said = _prompt()
+        if said.lower() in STOP:
+            return False
+        if said.lower() in SKIP:
+            if not talk.turns:
+                return True
+            said = ""
+        spoke = interview.say(said)
+        if spoke.quotes:
+            click.echo(_filled(marked(said, spoke.quotes, _mark)))
+        click.echo(_filled(remark(talk, spoke)))
+    return True
+
+
 def _overruled(interview: Interview, talk: Conversation) -> bool:
-    """Let the candidate claim what was not heard; False where one wants to stop."""
-    while talk.missing:
-        click.echo(HOLD)
+    """Let the candidate claim what was not heard, after which a follow-up may come; False where one wants to stop."""
+    while talk.claimable:
+        click.echo(_filled(HOLD))
         typed = _prompt()
         if typed.lower() in STOP:
             return False
@@ -268,7 +275,9 @@ def _overruled(interview: Interview, talk: Conversation) -> bool:
         except UnreadableError as error:
             click.echo(f"{error}.")
             continue
-        click.echo("Kept, with your reason.")
+        click.echo(KEPT)
+        if not _talked(interview, talk):
+            return False
     return True
 
 

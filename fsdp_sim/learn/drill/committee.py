@@ -35,10 +35,15 @@ def decision(results: Sequence[QuestionResult]) -> str:
         if (of := [r for r in results if r.level == level])
     )
     helped = sum(len(r.talk.made) - len(r.talk.first) for r in results if r.talk)
-    claimed = sum(len(r.talk.overruled) for r in results if r.talk)
-    asked = f" {helped} point{'s' * (helped != 1)} came only when asked for." if helped else ""
+    talks = [r.talk for r in results if r.talk]
+    further, answered = sum(len(talk.follow_ups) for talk in talks), sum(len(talk.answered) for talk in talks)
+    claimed = [which for talk in talks for which in talk.overruled]
+    numbers = sum(which.isdigit() for which in claimed)
+    kinds = [_counted(len(claimed) - numbers, "point"), _counted(numbers, "follow-up")]
+    asked = f" {_counted(helped, 'point')} came only when asked for." if helped else ""
+    asked += f" {answered} of {_counted(further, 'follow-up')} answered." if further else ""
     claims = (
-        f" {claimed} point{'s' * (claimed != 1)} the candidate claims and the listener did not hear." if claimed else ""
+        f" {' and '.join(filter(None, kinds))} the candidate claims and the listener did not hear." if claimed else ""
     )
     n_asked = sum(r.level == level for r in results)
     few = (
@@ -47,6 +52,11 @@ def decision(results: Sequence[QuestionResult]) -> str:
         else ""
     )
     return f"{LEVELS[level]} Right: {counts}.{asked}{claims}{few}"
+
+
+def _counted(number: int, what: str) -> str:
+    """``2 points``; nothing for none."""
+    return f"{number} {what}{'s' * (number != 1)}" if number else ""
 
 
 def _passed(results: Sequence[QuestionResult], level: int) -> bool:

@@ -6,13 +6,18 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from html import escape
+from string import ascii_lowercase
 
 from fsdp_sim.learn.drill.listening import Quote
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part, Spoke
 from fsdp_sim.learn.drill.question import with_letters
 from fsdp_sim.learn.drill.spoken import ENOUGH
 
-HOLD = "To overrule the listener type a letter and why, such as: c I said that it is dropped. Enter goes on."
+HOLD = (
+    "To overrule the listener type a letter, or the number of a follow-up, and why, such as: c I said that it is "
+    "dropped. Enter goes on."
+)
+KEPT = "Kept, with your reason."
 
 ENDS = re.compile(r"[.?!](?=\s)\s*")
 AROUND = 150
@@ -76,18 +81,27 @@ def _on_follow_up(spoke: Spoke) -> str:
 
 
 def summary(talk: Conversation) -> list[str]:
-    """The points of a question, each with a mark and the words that made it, or why it counts."""
+    """The points of a question and the follow-ups that were asked, each with a mark and the words that made it, or why
+    it counts."""
     lines = []
-    for place, point in enumerate(with_letters(talk.source.points)):
+    for place, (letter, point) in enumerate(zip(ascii_lowercase, with_letters(talk.source.points), strict=False)):
         if place in talk.made:
             when = "" if place in talk.first else ", when asked"
             lines.append(f"✓ {point} You{when}: “{talk.made[place].text}”")
-        elif place in talk.overruled:
-            lines.append(f"○ {point} You claim it: {talk.overruled[place]}")
+        elif letter in talk.overruled:
+            lines.append(f"○ {point} You claim it: {talk.overruled[letter]}")
         elif place in talk.against:
             lines.append(f"✗ {point} You said the contrary: “{talk.against[place].text}”")
         else:
             lines.append(f"✗ {point}")
+    for number, spoke in talk.follow_ups.items():
+        asked = f"{number}) {spoke.asked}"
+        if spoke.good and spoke.answer:
+            lines.append(f"✓ {asked} You: “{spoke.answer.text}”")
+        elif number in talk.overruled:
+            lines.append(f"○ {asked} You claim it: {talk.overruled[number]}")
+        else:
+            lines.append(f"✗ {asked}")
     return lines
 
 

@@ -10,12 +10,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from string import ascii_lowercase
 
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.listening.endpoint import Endpoint
 from fsdp_sim.learn.drill.listening.follow import Conversation, Spoke
-from fsdp_sim.learn.drill.question import Question, Reply, UnreadableError
+from fsdp_sim.learn.drill.question import Question, Reply
 from fsdp_sim.learn.drill.result import QuestionResult
 from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, QuestionTemplate, templates
@@ -113,7 +112,7 @@ class Interview:
         """Answer the question that waits.
 
         Raises:
-            UnreadableError: what was typed is no answer; the question waits on.
+            fsdp_sim.learn.drill.question.UnreadableError: what was typed is no answer; the question waits on.
             ValueError: no question waits, or it is a spoken one.
         """
         turn = self._waiting()
@@ -132,17 +131,14 @@ class Interview:
         return self._talk().say(said)
 
     def overrule(self, typed: str) -> None:
-        """Claim a point that was not heard: its letter, and why.
+        """Claim what was not heard: the letter of a point or the number of a follow-up, and why.
 
         Raises:
-            UnreadableError: there is no such point, or no reason.
+            fsdp_sim.learn.drill.question.UnreadableError: there is no such point or follow-up, or no reason.
             ValueError: no spoken question waits.
         """
-        talk, (letter, _, reason) = self._talk(), typed.strip().partition(" ")
-        places = ascii_lowercase[: len(talk.source.points)]
-        if len(letter := letter.strip(").:").lower()) != 1 or letter not in places:
-            raise UnreadableError(f"{letter[:20]!r} is not the letter of a point, a to {places[-1]}")
-        talk.overrule(places.index(letter), reason)
+        which, _, reason = typed.strip().partition(" ")
+        self._talk().overrule(which, reason)
 
     def settle(self) -> bool:
         """Be done with the spoken question that waits; whether it was a good answer.
@@ -175,7 +171,7 @@ class Interview:
 
     def _note(self, turn: InterviewTurn, right: bool, typed: str, cause: str) -> None:
         source, took_s = turn.source, self.clock() - turn.since_s
-        claimed = turn.talk.claims if turn.talk else {}
+        claimed = turn.talk.overruled if turn.talk else {}
         trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds, overruled=claimed)
         self.results.append(
             QuestionResult(

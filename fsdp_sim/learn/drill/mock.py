@@ -9,7 +9,7 @@ from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.design import Design
 from fsdp_sim.learn.drill.design_answer import HOW
 from fsdp_sim.learn.drill.design_answer import design as open_design
-from fsdp_sim.learn.drill.heard import HOLD, lead, marked, remark, summary_html, verdict
+from fsdp_sim.learn.drill.heard import HOLD, KEPT, lead, marked, remark, summary_html, verdict
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
 from fsdp_sim.learn.drill.listening.endpoint import endpoint as listener_at
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part
@@ -85,7 +85,7 @@ class Mock:
         return "" if design.asks else "".join(f"<p>{escape(line)}</p>" for line in design.review())
 
     def _aloud(self, talk: Conversation, turn: InterviewTurn, text: str) -> str:
-        """One turn of a conversation; when all was asked, what was missing may be claimed."""
+        """One turn of a conversation; when all was asked, what was not heard may be claimed."""
         unknown = text.strip().lower() in SKIP
         if talk.part is Part.OVER:
             return self._claimed(talk, text)
@@ -100,7 +100,7 @@ class Mock:
         number = talk.source.example(turn.seed)
         with_number = f"<p>A number that belongs to it: {escape(number)}</p>" if number else ""
         reply += f"<p>A strong answer says:{summary_html(talk)}</p>{with_number}"
-        if talk.missing:
+        if talk.claimable:
             return f"{reply}<p>{escape(HOLD)}</p>"
         return reply + self._settled(talk)
 
@@ -110,8 +110,10 @@ class Mock:
                 self.interview.overrule(text)
             except UnreadableError as error:
                 return f"<p>{escape(str(error))}.</p>"
-            if talk.missing:
-                return f"<p>Kept, with your reason. {escape(HOLD)}</p>"
+            if talk.part is not Part.OVER:
+                return f"<p>{KEPT}</p>"
+            if talk.claimable:
+                return f"<p>{KEPT} {escape(HOLD)}</p>"
         return self._settled(talk)
 
     def _settled(self, talk: Conversation) -> str:

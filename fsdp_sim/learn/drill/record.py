@@ -38,7 +38,8 @@ class QuestionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     right: int
     card: _Card
     overruled: dict[str, str] = {}
-    """Points of a spoken question that one claims against the listener, by their letters, each with the reason."""
+    """What one claims against the listener of a spoken question, by letters of points and numbers of follow-ups, with
+    the reasons."""
 
     @property
     def due(self) -> datetime:
@@ -81,7 +82,7 @@ def note(
 
     Args:
         took_s, given_s: seconds that the answer took, and that an interviewer gives.
-        overruled: points that one claims against the listener, with the reasons.
+        overruled: what one claims against the listener, with the reasons.
 
     Returns:
         what went wrong, as a sentence; empty if nothing did.

@@ -9,7 +9,7 @@ from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.heard import lead, marked, remark, summary, summary_html, verdict
 from fsdp_sim.learn.drill.listening.follow import Conversation, Part, Spoke
-from fsdp_sim.learn.drill.question import letters, with_letters
+from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.spoken import SpokenQuestion
 from fsdp_sim.learn.drill.spoken import spoken as known
 from fsdp_sim.words import nearest
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import ipywidgets
 
 HOW = "Type it as you would say it."
+CLAIM = "Did you say it, and it was not heard? Then choose it, say why, and press Enter."
 
 
 class SpokenReply:
@@ -59,20 +60,22 @@ class SpokenAnswer:
             self._note()
         return reply
 
-    def overrule(self, letter: str, reason: str) -> SpokenReply:
-        """Claim a point that was not heard, by its letter, and say why; it is kept with the record.
+    def overrule(self, which: str, reason: str) -> SpokenReply:
+        """Claim what was not heard, by the letter of a point or the number of a follow-up, and say why; it is kept with
+        the record. After a follow-up the next one is asked.
 
         Raises:
-            UnreadableError: there is no such point, or no reason.
+            UnreadableError: there is no such point or follow-up, or no reason.
         """
-        place = letters(letter, len(self.source.points), 1)[0]
-        self.talk.overrule(place, reason)
+        self.talk.overrule(which, reason)
         self._note()
         return SpokenReply(self.talk, self.talk.turns[-1] if self.talk.turns else Spoke("", "", {}, {}))
 
     def _note(self) -> None:
         given_s = self.source.seconds
-        record.note(self.source.name, right=self.talk.good, took_s=given_s, given_s=given_s, overruled=self.talk.claims)
+        record.note(
+            self.source.name, right=self.talk.good, took_s=given_s, given_s=given_s, overruled=self.talk.overruled
+        )
 
     @property
     def _parts(self) -> list[tuple[str, list[str]]]:
@@ -106,12 +109,29 @@ class SpokenAnswer:
         shown, replied = ipywidgets.HTML(self._repr_html_()), ipywidgets.HTML()
         box = ipywidgets.Text(placeholder="what you would say, then Enter", layout={"width": "95%"})
         box.add_class("fsdp-sim-answer")
+        which = ipywidgets.Dropdown(layout={"width": "5em"})
+        why = ipywidgets.Text(placeholder="why: I said that ...", layout={"width": "80%"})
+        claim = ipywidgets.VBox([ipywidgets.Label(CLAIM), ipywidgets.HBox([which, why])], layout={"display": "none"})
 
         def entered(_: object) -> None:
-            replied.value, box.value = self.answer(box.value)._repr_html_(), ""
+            said(self.answer(box.value)._repr_html_())
+            box.value = ""
+
+        def claimed(_: object) -> None:
+            try:
+                said(self.overrule(which.value, why.value)._repr_html_())
+                why.value = ""
+            except UnreadableError as error:
+                said(f"<p>{escape(str(error))}.</p>")
+
+        def said(reply: str) -> None:
+            replied.value = reply
+            open_ = self.talk.claimable if self.talk.part is Part.OVER else []
+            which.options, claim.layout.display = open_, "" if open_ else "none"
 
         box.on_submit(entered)
-        return ipywidgets.VBox([shown, box, replied])
+        why.on_submit(claimed)
+        return ipywidgets.VBox([shown, box, replied, claim])
 
 
 def spoken(name: str) -> SpokenAnswer:

@@ -70,10 +70,20 @@ def test_a_spoken_question_is_a_box_where_widgets_are_drawn_and_text_elsewhere()
     shown = spoken("walk_through_a_step")
     bundle = shown._repr_mimebundle_()
     assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
-    _, box, replied = shown._widget().children
+    _, box, replied, claim = shown._widget().children
     box.value = "The optimizer steps the local shards without communication."
     box._submission_callbacks(box)
     assert "1 point made" in replied.value
+    assert claim.layout.display == "none", "until all was asked"
+    while shown.talk.asks:
+        box.value = "no idea"
+        box._submission_callbacks(box)
+    assert claim.layout.display == ""
+    which, why = claim.children[1].children
+    which.value, why.value = "c", "it was dropped"
+    why._submission_callbacks(why)
+    assert "You claim it: it was dropped" in replied.value
+    assert "c" not in which.options
 
 
 @pytest.mark.parametrize("card", ["{}", '{"due": 5}', '{"due": "2026-01-01"}'], ids=["empty", "a number", "no zone"])

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.committee import decision
+from fsdp_sim.learn.drill.heard import summary
 from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview, InterviewTurn
-from fsdp_sim.learn.drill.listening.follow import Conversation
+from fsdp_sim.learn.drill.listening.follow import Conversation, Part
 from fsdp_sim.learn.drill.question import Choice, UnreadableError
 from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
@@ -180,6 +182,39 @@ def test_what_is_claimed_needs_a_reason_and_is_kept() -> None:
     interview.overrule("f the norm of one process")
     assert interview.settle()
     assert record.read()["clip_the_gradients"].overruled["c"] == "I meant torch's own function"
+
+
+def answered_but_not_heard() -> Interview:
+    """To the first follow-up something was said that the listener did not hear."""
+    interview = spoken_turn("walk_through_a_step")
+    interview.say(" ".join(spoken()["walk_through_a_step"].points))
+    talk = interview.turn.talk if interview.turn else None
+    assert talk
+    while talk.part is not Part.LADDER:
+        interview.say(talk.source.points[talk.missing[0]])
+    interview.say("as I told you at the very beginning")
+    assert talk.claimable == ["1"]
+    return interview
+
+
+def test_a_follow_up_that_was_not_heard_is_claimed_like_a_point_and_the_next_one_is_asked() -> None:
+    interview = answered_but_not_heard()
+    with pytest.raises(UnreadableError, match="say why"):
+        interview.overrule("1 I did")
+    with pytest.raises(UnreadableError, match=r"2\) is no follow-up that you answered"):
+        interview.overrule("2 I did say that")
+    interview.overrule("1) I did say that")
+    talk = interview.turn.talk if interview.turn else None
+    assert talk
+    assert talk.asks == talk.source.ladder[1].question
+    interview.say("")
+    assert talk.claimable == [], "nothing was said to the second"
+    marks = {line[2:4]: (line[0], line.rpartition("? ")[2]) for line in summary(talk)}
+    assert (marks["1)"], marks["2)"][0]) == (("○", "You claim it: I did say that"), "✗")
+    interview.settle()
+    assert record.read()["walk_through_a_step"].overruled == {"1": "I did say that"}
+    report = decision([*interview.results] * 4)
+    assert "4 of 8 follow-ups answered. 4 follow-ups the candidate claims and the listener did not hear." in report
 
 
 def test_the_committee_quotes_the_candidate_and_says_what_to_do() -> None:

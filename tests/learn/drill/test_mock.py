@@ -65,6 +65,21 @@ def test_a_spoken_question_is_talked_about_until_all_was_asked() -> None:
     assert interview.report.headline.startswith("0 of 4 right")
 
 
+def test_a_follow_up_that_was_not_heard_is_claimed_by_its_number_and_the_next_one_is_asked() -> None:
+    interview = mock(5, seed=1)
+    for _ in range(SPOKEN_EVERY - 1):
+        interview.typed("?")
+    turn = interview.interview.ask()
+    assert turn
+    assert turn.talk
+    interview.typed(" ".join(turn.talk.source.points))
+    while turn.talk.part is Part.MISSING:
+        interview.typed(turn.talk.source.points[turn.talk.missing[0]])
+    assert "the number of a follow-up" in interview.typed("as I said before")
+    assert "Kept" in interview.typed("1 I did say that")
+    assert f"Next: {turn.talk.source.ladder[1].question[:20]}" in interview.asked()
+
+
 def test_where_no_widgets_are_drawn_it_says_how_to_go_on() -> None:
     interview = mock(5, seed=1)
     assert "fsdp-sim drill mock" in interview._repr_mimebundle_()["text/plain"]

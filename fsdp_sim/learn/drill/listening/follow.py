@@ -72,14 +72,15 @@ class Conversation:
 
     Attributes:
         turns: so far.
-        overruled: points that the candidate claims against the listener, each with the reason.
+        overruled: what the candidate claims against the listener, by the letter of a point or the number of a
+            follow-up, each with the reason.
         endpoint: a model of the user's own that listens too.
     """
 
     source: SpokenQuestion
     endpoint: Endpoint | None = None
     turns: list[Spoke] = field(default_factory=list)
-    overruled: dict[int, str] = field(default_factory=dict)
+    overruled: dict[str, str] = field(default_factory=dict)
     part: Part = Part.ANSWER
     _probed: list[int] = field(default_factory=list)
     _rung: int = 0
@@ -115,22 +116,30 @@ class Conversation:
     @property
     def missing(self) -> list[int]:
         """The points that nobody made or claimed."""
-        return [place for place in range(len(self.source.points)) if place not in {*self.made, *self.overruled}]
-
-    @property
-    def claims(self) -> dict[str, str]:
-        """What the candidate claims, by the points' letters, with the reasons."""
-        return {ascii_lowercase[place]: reason for place, reason in self.overruled.items()}
+        places = range(len(self.source.points))
+        return [place for place in places if place not in self.made and ascii_lowercase[place] not in self.overruled]
 
     @property
     def good(self) -> bool:
         """Whether it is a good answer, with what was asked for and what the candidate claims."""
-        return self.source.good({*self.made, *self.overruled})
+        return self.source.good({*range(len(self.source.points))} - {*self.missing})
 
     @property
-    def rungs(self) -> int:
-        """How many follow-ups were answered."""
-        return sum(bool(turn.good) for turn in self.turns)
+    def follow_ups(self) -> dict[str, Spoke]:
+        """What was said to the follow-ups, by their numbers."""
+        return {str(n): turn for n, turn in enumerate((t for t in self.turns if t.good is not None), 1)}
+
+    @property
+    def answered(self) -> list[str]:
+        """The follow-ups that were answered, with what the candidate claims."""
+        return [number for number, turn in self.follow_ups.items() if turn.good or number in self.overruled]
+
+    @property
+    def claimable(self) -> list[str]:
+        """What may be claimed: points that are missing by their letters, and the follow-up to which something was said
+        that was not heard, by its number."""
+        unheard = [n for n, turn in self.follow_ups.items() if n not in self.answered and turn.said.strip()]
+        return [ascii_lowercase[place] for place in self.missing] + unheard
 
     def say(self, text: str) -> Spoke:
         """Say something to what is asked; the turn, after which something else is asked.
@@ -161,17 +170,28 @@ class Conversation:
         self._go_on(good)
         return turn
 
-    def overrule(self, place: int, reason: str) -> None:
-        """Claim a point against the listener, with the reason; both are kept.
+    def overrule(self, which: str, reason: str) -> None:
+        """Claim a point or a follow-up against the listener, with the reason; both are kept. After a follow-up the next
+        one is asked.
 
         Raises:
-            UnreadableError: there is no such point, it was heard, or there is no reason.
+            UnreadableError: there is no such point or follow-up, it was heard, or there is no reason.
         """
-        if place not in self.missing:
-            raise UnreadableError("that is no point that is missing")
+        which, letters = which.strip().strip(").:").lower(), ascii_lowercase[: len(self.source.points)]
+        numbers = [str(n) for n in range(1, len(self.source.ladder) + 1)]
+        if which not in (*letters, *numbers):
+            raise UnreadableError(
+                f"{which[:20]!r} is not the letter of a point, a to {letters[-1]}, nor the number of a follow-up, "
+                f"1 to {numbers[-1]}"
+            )
+        if which not in self.claimable:
+            kind = "point that is missing" if which in letters else "follow-up that you answered and I did not hear"
+            raise UnreadableError(f"{which}) is no {kind}")
         if len(reason.split()) < 3:
-            raise UnreadableError("say why, in a few words: by which words of yours was the point made?")
-        self.overruled[place] = reason.strip()
+            raise UnreadableError("say why, in a few words: by which words of yours did you say it?")
+        self.overruled[which] = reason.strip()
+        if which in numbers and self._rung < len(self.source.ladder):
+            self.part = Part.LADDER
 
     def _go_on(self, good: bool | None) -> None:
         if self.part is Part.LADDER:
