@@ -44,10 +44,11 @@ def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_figure_in_the_page_is_the_native_one(start: Any, line: str) -> None:
-    asked = {"line": line}
-    here = json.loads(call("see", json.dumps(asked)))["answer"]
-    there = start.evaluate("asked => import('./live/python.js').then(({call}) => call('see', asked))", asked)
+@pytest.mark.parametrize("name", ["see", "say"])
+def test_a_figure_in_the_page_and_what_is_said_of_it_are_the_native_ones(start: Any, name: str, line: str) -> None:
+    here = json.loads(call(name, json.dumps({"line": line})))["answer"]
+    ask = "([name, asked]) => import('./live/python.js').then(({call}) => call(name, asked))"
+    there = start.evaluate(ask, [name, {"line": line}])
     native, found = dict(leaves(here)), dict(leaves(there))
 
     assert native.keys() == found.keys()

@@ -14,6 +14,7 @@ from typing import Any
 CALLS = {
     "begin": "explorer.begin",
     "see": "explorer.see",
+    "say": "explorer.say",
     "fit": "fit.fit",
     "changes": "fit.changes",
     "trace": "trace.trace",

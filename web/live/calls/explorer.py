@@ -42,12 +42,12 @@ def begin(argument: dict[str, Any]) -> dict[str, Any]:
         "goals": {name: FormState.read(goal.start).line for name, goal in GOALS.items()},
         "templates": theme.TEMPLATES,
         "config": theme.CONFIG | {"displayModeBar": False},
-        "first": see({"line": FIRST}),
+        "first": see({"line": FIRST}) | say({"line": FIRST}),
     }
 
 
 def see(argument: dict[str, Any]) -> dict[str, Any]:
-    """The figure, the numbers and the words of a plan.
+    """The figure of a plan and its numbers. What there is to say of it takes as long again: `say` says it afterwards.
 
     Args:
         argument: ``line``: the plan in words. ``moves``: of controls that were moved from there, by key.
@@ -91,17 +91,24 @@ def see(argument: dict[str, Any]) -> dict[str, Any]:
         "legend": drawing.legend_html(now.seen),
         "numbers": [[q.name, q.text, was] for q, was in zip(words.quantities(now.sim), since, strict=True)],
         "reached": goal.conditions(now.state, now.sim) if goal else [],
-        "fits": now.sim.fit is Fit.FITS,
-        "sentences": [
-            words.headline(now.sim), words.memory(now.sim), words.because(now.sim.explain()),
-            *words.remarks(now.state, now.sim),
-        ],
         "operations": len(rows),
         "number": 0 if row is None else rows.index(row) + 1,
         "operation": None if row is None else list(now.operations.key(row)),
         "about": choice[1].words if choice else "",
         "controls": controls(now.state),
         "python": python_code(now.state),
+    }  # fmt: skip
+
+
+def say(argument: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a plan (``line``), below its figure."""
+    now = shown(FormState.read(argument["line"]).line)
+    return {
+        "fits": now.sim.fit is Fit.FITS,
+        "sentences": [
+            words.headline(now.sim), words.memory(now.sim), words.because(now.sim.explain()),
+            *words.remarks(now.state, now.sim),
+        ],
     }  # fmt: skip
 
 

@@ -93,20 +93,12 @@ function linked() {
   return given.get("plan") && { line: given.get("plan"), pinned: given.get("pinned"), goal: given.get("goal") };
 }
 
-function say() {
-  $("numbers").replaceChildren(...shown.numbers.map(([name, text, since]) => {
-    const bad = name === "peak memory" && !shown.fits ? { class: "bad" } : {};
-    return element("div", {}, element("dt", {}, name), element("dd", bad, text), ...(since ? [element("dd", {}, since)] : []));
-  })); // prettier-ignore
+/** What stands beside the figure, and comes with it. */
+function besides() {
+  $("numbers").replaceChildren(...shown.numbers.map(([name, text, since]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, text), ...(since ? [element("dd", {}, since)] : [])))); // prettier-ignore
   $("reached").replaceChildren(...shown.reached.map(([text, holds]) =>
     element("span", { class: holds ? "holds" : "bad" }, element("b", {}, holds ? "✓ " : "✗ "), text))); // prettier-ignore
-  const [headline, memory, why, ...remarks] = shown.sentences;
-  $("words").replaceChildren(
-    paragraph(element("b", {}, headline)),
-    element("p", shown.fits ? {} : { class: "refused" }, memory),
-    paragraph(why),
-    ...remarks.map((text) => element("p", { class: "remark" }, text)),
-  );
   $("legend").innerHTML = shown.legend;
   $("seen").classList.remove("stale");
   $("number").max = shown.operations;
@@ -122,6 +114,19 @@ function say() {
     ["code", `from fsdp_sim.viz import explorer\n\nexplorer(state=${JSON.stringify(shown.line)})`],
     ["code", shown.python],
   ]);
+}
+
+/** What is said of the plan, and whether it fits: both follow the figure. */
+function say() {
+  const [headline, memory, why, ...remarks] = shown.sentences;
+  const peak = shown.numbers.findIndex(([name]) => name === "peak memory");
+  $("numbers").children[peak].querySelector("dd").classList.toggle("bad", !shown.fits);
+  $("words").replaceChildren(
+    paragraph(element("b", {}, headline)),
+    element("p", shown.fits ? {} : { class: "refused" }, memory),
+    paragraph(why),
+    ...remarks.map((text) => element("p", { class: "remark" }, text)),
+  );
 }
 
 function refuse(error) {
@@ -146,9 +151,12 @@ async function ask(change) {
     try {
       shown = await call("see", now);
       await draw();
-      say();
+      besides();
       showControls();
       if (link() !== location.hash) history.replaceState(null, "", link());
+      if (asked) continue; // a newer question goes before the words
+      Object.assign(shown, await call("say", { line: shown.line }));
+      say();
       document.body.dataset.drawn = Number(document.body.dataset.drawn ?? 0) + 1;
     } catch (error) {
       refuse(error);
@@ -176,6 +184,7 @@ $("copy-python").onclick = () => copy($("copy-python"), shown.python);
 $("controls").onsubmit = (event) => event.preventDefault();
 whenDark(draw);
 window.addEventListener("hashchange", () => linked() && ask({ ...linked(), ends: null, window: null, operation: null }));
+besides();
 say();
 showControls();
 $("state-of").textContent = WORDS.starting;
