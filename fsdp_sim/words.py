@@ -162,10 +162,72 @@ OUT_OF_SCOPE = {  # what a name begins with, and what it means
     r"(context|ulysses|ring_attention)_?(parallel)?|cp(_|$)": "context parallelism",
     r"expert_?(model_)?parallel|ep(_|$)": "expert parallelism",
 }
+OF_LEARNING = (  # what a step does not see
+    r"lr|learning_rate|weight_decay|warmup.*|(adam_)?(betas?|beta[12]|eps(ilon)?)|.*scheduler.*|seed|max_steps|epochs"
+)
+CALLED = {  # what other software calls a field, and what it is called here: whose field, its name, maybe a remark
+    r"gradient_accumulation(_steps)?|accumulate_grad_batches|accum(ulation)?_steps|ga": "Plan.grad_accum",
+    r"(per_device_)?(train_|local_|micro_)?batch_?size(_per_(gpu|device))?|train_micro_batch_size_per_gpu|mbs|bs": (
+        "Plan.micro_batch, the sequences of one rank"
+    ),
+    r"(max_)?(sequence|seq|context|model_max)_?(length|len)|block_size|n_ctx|context": "Plan.seq_len",
+    r"world_size|(n|num|n_|num_)gpus?|devices|nproc(_per_node)?|num_processes|ranks": (
+        "Cluster.gpus, those of all nodes"
+    ),
+    r"n?nodes|(num_|n_)(nodes|machines)|machines": "Cluster.gpus, those of all nodes",
+    r"zero|zero_?(stage|optimization)|deepspeed|distributed_type": "Plan.api, in which ZeRO's stage 3 is 'fsdp2'",
+    r"mixed_precision|precision|amp|bf16|fp16|dtype|torch_dtype|autocast": "Plan.param_dtype",
+    r"hsdp.*|(dp|data_parallel)_?(replicate|shard)(_(degree|size))?|num_replicas|replicas": (
+        "Plan.shard_size, the ranks that share one copy"
+    ),
+    r"(use_)?(flash_attention|flash_attn|fa)_?\d?|attn_implementation": "Plan.attention_impl",
+    r"(use_)?liger(_kernel)?": "Plan.loss_chunks, a head and a loss that never hold all logits",
+    r"fused_adam|optim|use_8bit_adam": "Plan.optimizer",
+    r"load_in_4bit|qlora|quantization": "Plan.base_quantization",
+    r"lora(_r)?|peft": "Plan.lora_rank",
+    r"hidden(_size)?|n_embd|embed_dim|width": "Model.d_model",
+    r"num_hidden_layers|n_layers|num_layers|depth|blocks": "Model.n_layer",
+    r"num_attention_heads|n_heads|num_heads": "Model.n_head",
+    r"num_key_value_heads|n_kv_heads|num_kv_heads": "Model.n_kv_head",
+    r"intermediate_size|ffn_dim|d_ff|d_mlp|hidden_dim": "Model.d_ffn",
+    r"vocab_size|n_vocab": "Model.vocab",
+    r"num_experts|num_local_experts|n_routed_experts": "Model.n_expert",
+    r"top_k|num_experts_per_tok": "Model.experts_per_token",
+    r"moe_intermediate_size": "Model.d_expert",
+}
+OURS = {"grad_accum", "gpus_per_node", "n_layer"}  # one of them is among the names of any of our own fields
+
+
+def called_here(name: str) -> str:
+    """What we call a field that other software has: ``Plan.grad_accum``; or why there is none; empty if not known.
+
+    Example:
+        >>> called_here("world-size")
+        'Cluster.gpus, those of all nodes'
+    """
+    plain = name.lower().replace("-", "_")[:60]
+    if re.fullmatch(OF_LEARNING, plain):
+        return "it changes neither time nor memory; leave it out"
+    return next((field for pattern, field in CALLED.items() if re.fullmatch(pattern, plain)), "")
+
+
+def some_of(names: Iterable[str], most: int = 12) -> str:
+    """Names one after the other; of many the first, and how many more there are.
+
+    Example:
+        >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d"], most=1)
+        ('a, b', 'a and 3 more')
+    """
+    every = list(names)
+    shown = ", ".join(every if len(every) <= most + 2 else every[:most])
+    return shown if len(every) <= most + 2 else f"{shown} and {len(every) - most:,} more"
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
     """The end of a message about a name that does not exist: that it is out of scope, or the nearest one, or all.
+
+    What other software calls one of our own fields comes before a name that is spelled alike: ``world_size`` is not
+    ``shard_size``.
 
     Example:
         >>> did_you_mean("modle", ["model", "gpu"]), did_you_mean("zzz", ["model", "gpu"], "it has")
@@ -177,5 +239,9 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") 
         if re.match(pattern, name.replace("-", "_"), re.IGNORECASE):
             return f"{meaning} is out of scope: what is simulated is sharded data parallelism; leave it out"
     names = list(names)
+    if OURS & set(names) and (called := called_here(name)):
+        owner, _, field = called.partition(".")
+        own = field.partition(",")[0] in names
+        return f"did you mean {field if own else called}?" if field else owner
     near = nearest(name, names) or meant(name, names, most=3)
     return f"did you mean {' or '.join(near)}?" if near else f"{otherwise} {', '.join(names)}"

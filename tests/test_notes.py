@@ -65,6 +65,18 @@ def test_a_sequence_longer_than_rotary_positions_were_made_for_is_remarked_on(tm
         assert any(note.startswith(said) for note in notes) is noted
 
 
+@pytest.mark.parametrize(("gpu", "plan", "says"), [
+    ("A100", Plan(grad_accum=2, requires_gradient_sync=False), "Plan.requires_gradient_sync=False: no micro-batch"),
+    ("A100", Plan(reshard_after_backward=False), "the next step computes with the old ones"),
+    ("V100", Plan(), "V100-SXM2-32GB has no bf16, and gathers and compute are in fp32; its peak in fp16 is"),
+    ("V100", Plan(param_dtype="fp16"), ""),
+    ("A100", Plan(grad_accum=2, requires_gradient_sync="last"), ""),
+])  # fmt: skip
+def test_what_trains_wrongly_or_far_below_the_gpu_is_said(gpu, plan, says) -> None:
+    notes = simulate("gpt2-124m", Cluster(gpu, gpus=8), plan).notes
+    assert sum(says in note for note in notes) == (1 if says else 0), notes
+
+
 @pytest.mark.parametrize(("model", "plan", "says"), [
     ("mixtral-8x7b", {"fp8": "rowwise"}, "the 8 experts of a layer (89% of the parameters) are one"),
     ("mixtral-8x7b", {"lora_rank": 8}, "are one tensor, which has no adapters (peft's target_parameters"),

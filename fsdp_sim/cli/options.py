@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 from fsdp_sim.configurations import FORMATS
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
-from fsdp_sim.words import did_you_mean, harmless, shortened
+from fsdp_sim.words import called_here, did_you_mean, harmless, shortened
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -310,6 +310,9 @@ class Command(click.Command):
         asked_for_json = "--json" in args
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            called = called_here(error.option_name.lstrip("-"))
+            fail(_no_such_option(error.option_name, called) if called else error.format_message(), asked_for_json)
         except click.UsageError as error:
             fail(error.format_message(), asked_for_json)
 
@@ -320,6 +323,17 @@ class Command(click.Command):
             fail(error.format_message(), bool(ctx.params.get("as_json")))
         except (ValueError, OSError) as error:
             fail(str(error), bool(ctx.params.get("as_json")))
+
+
+def _no_such_option(name: str, called: str) -> str:
+    """The sentence about an option that other software has."""
+    owner, _, field = called.partition(".")
+    if not field:
+        return f"there is no option {name}; {owner}"
+    key, comma, remark = field.partition(",")
+    option_of = {ALIASES.get(o[2:].replace("-", "_"), o[2:].replace("-", "_")): o for _, o, *_ in SHARED}
+    pair = f"--{'dim' if owner == 'Model' else 'plan'} {key}=VALUE"
+    return f"there is no option {name}; did you mean {option_of.get(key, pair)}{comma}{remark}?"
 
 
 def fail(message: str, as_json: bool) -> NoReturn:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fsdp_sim.configurations.keys import Keys, schema_of
 from fsdp_sim.configurations.said import Asked, Said, dtype_of, need_gpus
 from fsdp_sim.configurations.texts import text_of_file, tree_of
+from fsdp_sim.spec import API_OF_ZERO
 
-APIS = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp2"}
 OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "SGD": "sgd"}
 BYTES = {"fp16": 2, "bf16": 2}
 
@@ -41,7 +41,7 @@ def plan_of_zero(zero: Zero, keys: Keys) -> dict[str, Any]:
     """
     say, where = keys.remarks.append, keys.file
     plan: dict[str, Any] = {
-        "api": APIS[zero.stage], "param_dtype": zero.dtype, "reduce_dtype": zero.reduce_dtype or zero.dtype
+        "api": API_OF_ZERO[zero.stage], "param_dtype": zero.dtype, "reduce_dtype": zero.reduce_dtype or zero.dtype
     }  # fmt: skip
     offloads = [
         name for name, to in (("optimizer", zero.offload_optimizer), ("param", zero.offload_param)) if to == "cpu"

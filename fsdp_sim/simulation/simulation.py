@@ -20,10 +20,10 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
-from fsdp_sim.simulation.experts import beside_experts
 from fsdp_sim.simulation.limits import check_blocks
+from fsdp_sim.simulation.remarks import remarks
 from fsdp_sim.simulation.without_effect import without_effect
-from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
+from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Op, Timeline
 from fsdp_sim.words import in_brief
 
@@ -299,37 +299,9 @@ class Simulation:
     @property
     def notes(self) -> list[str]:
         """What a reader should know beside the numbers: what is unverified, and which settings change nothing."""
-        remarks = [stack_remark(self.plan.stack)] if stack_remark(self.plan.stack) else []
-        if self.plan.cpu_offload and self.cluster.kind == "gpu":
-            share = f"{self.cluster.host_mem_bytes_per_s / 1e9:.0f} GB/s"
-            remarks.append(
-                f"Of the CPUs this is unverified: that their memory moves at most {share} for each GPU of a node "
-                f"(host_memory_gb_per_s is the node's) and the optimizer gets 40% of that. It takes all cores, shared "
-                f"out among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
-            )
-        plan = self.plan
-        if plan.param_dtype is None and plan.reduce_dtype in ("bf16", "fp16") and self.workload.dtype == "fp32":
-            remarks.append(
-                f"Compute and gathers are in fp32, the dtype of the parameters: reduce_dtype={plan.reduce_dtype!r} "
-                f"changes the reduction of gradients alone, as torch's MixedPrecisionPolicy does; "
-                f"param_dtype={plan.reduce_dtype!r} computes in it."
-            )
-        model = self._asked[0]
-        if isinstance(model, Model) and model.positions == "rope" and plan.seq_len > (model.max_seq_len or math.inf):
-            remarks.append(
-                f"Plan.seq_len is {plan.seq_len}, and {model.name} is for sequences of at most {model.max_seq_len} "
-                f"(Model.max_seq_len; max_position_embeddings of a config.json): time and memory are those of the "
-                f"longer ones, but it has not learned such positions; scale them (rope_scaling), or make seq_len at "
-                f"most {model.max_seq_len}."
-            )
-        if isinstance(model, Model):
-            remarks += beside_experts(model, plan)
-        if self.plan.compile and self._is_traced:
-            remarks.append(
-                "Plan.compile=True changes no byte here: a traced model is taken to keep what its operators keep "
-                "without a compiler, which keeps less."
-            )
-        return [*self.cluster.notes, *remarks, *self.without_effect.values()]
+        asked = self._asked[0]
+        said = remarks(asked if isinstance(asked, Model) else None, self.workload, self.cluster, self.plan)
+        return [*self.cluster.notes, *said, *self.without_effect.values()]
 
     @property
     def fits(self) -> bool:

@@ -14,6 +14,7 @@ from fsdp_sim.spec.blocks import (
 from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.cluster import Cluster, GroupSpan
 from fsdp_sim.spec.dtypes import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.spec.elsewhere import API_OF_ZERO
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
@@ -34,6 +35,7 @@ from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 from fsdp_sim.spec.torchtitan import FLOAT8, gpus_of_job, job_of_text, model_of_flavor, plan_of_job, torchtitan_keys
 
 __all__ = [
+    "API_OF_ZERO",
     "DTYPE_BYTES",
     "FLOAT8",
     "GATED",

@@ -12,16 +12,21 @@ from typing import Any, NamedTuple
 from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.gpus import Gpu, gpu
-from fsdp_sim.spec.links import Link, link, link_of_text
+from fsdp_sim.spec.links import Link, link, link_of_text, rate_alone
 from fsdp_sim.timeline import read_text, written
 
 _RANKS = 2**20
 _GPU = Allowed(
     "the name of a GPU, 'cpu' or a Gpu", lambda value: isinstance(value, (str, Gpu)) and value != "", are_names=True
 )
-_LINK = one_of(None).explained("what its servers ship with") | Allowed(
-    "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != "", are_names=True
-)
+
+
+def _link_field(kind: str) -> Any:
+    named = Allowed(
+        "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != "", are_names=True,
+        instead=lambda value: rate_alone(value, kind),
+    )  # fmt: skip
+    return field(one_of(None).explained("what its servers ship with") | named, default=None)
 
 
 class GroupSpan(NamedTuple):
@@ -65,9 +70,9 @@ class Cluster:
     gpu: Any = field(_GPU)
     gpus: int = field(whole(1, _RANKS).explained("the world size"))
     gpus_per_node: int | None = field(one_of(None) | whole(1, _RANKS), default=None)
-    intra: str | Link | None = field(_LINK, default=None)
-    inter: str | Link | None = field(_LINK, default=None)
-    host: str | Link | None = field(_LINK, default=None)
+    intra: str | Link | None = _link_field("intra")
+    inter: str | Link | None = _link_field("inter")
+    host: str | Link | None = _link_field("host")
     host_memory_gb_per_s: float | None = field(
         one_of(None).explained("what its servers have") | number(above=True), default=None
     )
@@ -118,7 +123,7 @@ class Cluster:
     @functools.cached_property
     def intra_link(self) -> Link:
         """Between the GPUs of a node; between the processes of a cluster of kind ``cpu``."""
-        found = self.intra if isinstance(self.intra, Link) else link(self.intra or self.gpu.intra)
+        found = self.intra if isinstance(self.intra, Link) else link(self.intra or self.gpu.intra, "intra")
         return self._overridden(found) if self.kind == "cpu" else found
 
     @functools.cached_property
@@ -131,7 +136,7 @@ class Cluster:
     @functools.cached_property
     def host_link(self) -> Link:
         """Between a GPU and the memory of its CPU."""
-        return self.host if isinstance(self.host, Link) else link(self.host or self.gpu.host)
+        return self.host if isinstance(self.host, Link) else link(self.host or self.gpu.host, "host")
 
     @property
     def host_mem_bytes_per_s(self) -> float:
@@ -163,7 +168,21 @@ class Cluster:
     def notes(self) -> list[str]:
         """What is not certain about its figures, in sentences."""
         parts: list[Gpu | Link] = [self.gpu, self.intra_link, *([self.inter_link] if self.nodes > 1 else [])]
-        return [f"Of {p.name} this is unverified: {p.unverified}." for p in parts if p.unverified]
+        return [*(f"Of {p.name} this is unverified: {p.unverified}." for p in parts if p.unverified), *self._elsewhere]
+
+    @property
+    def _elsewhere(self) -> list[str]:
+        """That a link of the catalogue is put where its hardware does not join anything, in sentences."""
+        places = {"intra": "the GPUs of a node", "inter": "nodes", "host": "a GPU and its CPU's memory"}
+        return [
+            f"Cluster.{name}={getattr(self, name)!r} joins {places[of.kind]}; here it is taken to join {places[name]}, "
+            f"at the same {of.bytes_per_s / 1e9:g} GB/s per GPU."
+            for name, of in (("intra", self.intra_link), ("inter", self.inter_link), ("host", self.host_link))
+            if isinstance(getattr(self, name), str)
+            and of.kind != name
+            and not of.name.startswith("PCIe")  # which joins GPUs to each other and to the CPU
+            and (name != "inter" or self.nodes > 1)
+        ]
 
     def spans(self, group_size: int, stride: int = 1) -> GroupSpan:
         """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest.

@@ -20,6 +20,7 @@ OF_ANOTHER_FIELD = {  # what a dtype looks like, and what says it
         "frozen weights of four bits are Plan.base_quantization (such as 'nf4'), beside lora_rank"
     ),
     r".*int8|.*8[-_ ]?bit": "no weights of 8 bits are simulated; states of 8 bits are Plan.optimizer='adamw_8bit'",
+    r"(torch\.)?(fp64|float64|double)": "nothing is trained in 64 bits here; the most is fp32",
     r"tf32|tensorfloat": "fp32 matmuls in TF32 are Plan.float32_matmul_precision='high', beside fp32",
 }
 

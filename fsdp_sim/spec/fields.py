@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
+from fsdp_sim.spec.elsewhere import instead_of, number_meant
 from fsdp_sim.words import did_you_mean, in_brief, nearest
 
 _T = TypeVar("_T")
@@ -69,7 +70,10 @@ def one_of(*values: object) -> Allowed:
 
 def whole(minimum: int, most: int | None = None) -> Allowed:
     """A whole number, not a bool, of at least ``minimum``."""
-    return Allowed(f"a whole number >= {minimum}", lambda value: type(value) is int and value >= minimum, most=most)
+    return Allowed(
+        f"a whole number >= {minimum}", lambda value: type(value) is int and value >= minimum, most=most,
+        instead=number_meant,
+    )  # fmt: skip
 
 
 def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
@@ -80,7 +84,10 @@ def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
             return False
         return bool(value > minimum if above else value >= minimum)
 
-    return Allowed(f"a number {'>' if above else '>='} {minimum:g}", test)
+    def instead(value: Any) -> str:
+        return number_meant(value) if isinstance(value, str) else ""
+
+    return Allowed(f"a number {'>' if above else '>='} {minimum:g}", test, instead=instead)
 
 
 def text() -> Allowed:
@@ -100,8 +107,10 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
         ValueError: names the field, the value and what would be right.
     """
     if not allowed.test(value):
-        near = nearest(value, allowed.names) if isinstance(value, str) else []
-        instead = allowed.instead(value) or (f"did you mean {near[0]!r}?" if near else "")
+        near = (
+            nearest(value, allowed.names) if isinstance(value, str) else [n for n in allowed.names if n == str(value)]
+        )
+        instead = instead_of(name, value) or allowed.instead(value) or (f"did you mean {near[0]!r}?" if near else "")
         hint = f"; {instead}" if instead else ""
         raise ValueError(f"{owner}.{name} is {in_brief(value, 200)}; it must be {allowed.words}{hint}")
     if type(value) is int and allowed.most is not None and value > allowed.most:

@@ -71,7 +71,7 @@ class Gpu:
         ('H100-SXM-80GB', 989400000000000.0)
         >>> gpu("V100").peak_flops("bf16")
         Traceback (most recent call last):
-        ValueError: V100-SXM2-32GB has no bf16; it has fp16, fp32
+        ValueError: V100-SXM2-32GB has no bf16; it has fp16, fp32; take fp16 in its place
     """
 
     name: str = field(text())
@@ -126,7 +126,8 @@ class Gpu:
         """
         found = getattr(self, f"{dtype}_flops", None) if dtype in DTYPES else None
         if found is None:
-            raise ValueError(f"{self.name} has no {dtype}; it has {', '.join(self.dtypes)}")
+            instead = "; take fp16 in its place" if dtype == "bf16" and "fp16" in self.dtypes else ""
+            raise ValueError(f"{self.name} has no {dtype}; it has {', '.join(self.dtypes)}{instead}")
         return float(found)
 
     def matmul_flops(self, dtype: str) -> float:

@@ -13,7 +13,7 @@ from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.several_models import of_several_models
 from fsdp_sim.spec.torchtitan import is_torchtitan, model_of_flavor
 from fsdp_sim.timeline import read_text
-from fsdp_sim.words import in_brief, nearest
+from fsdp_sim.words import in_brief, nearest, some_of
 
 TABLE = "hugging_face.toml"
 SPELLINGS = {  # of one key, in the classes' configurations
@@ -153,11 +153,12 @@ class _Reader:
             if remedy := of_several_models(config, known):
                 raise self._wrong("model_type", remedy)
             near = nearest(kind, known, most=3) if isinstance(kind, str) else []
+            begins = "the nearest known are" if len(near) > 1 else "the nearest known is" if near else "known are"
+            where = "" if near else f" (the tables of fsdp_sim/spec/{TABLE})"
             raise self._wrong(
                 "model_type",
-                f"{'the nearest known are' if len(near) > 1 else 'the nearest known is' if near else 'known are'} "
-                f"{', '.join(near or known)}; for others give the dimensions (Model), or trace the module with "
-                f"model_from_module",
+                f"{begins} {some_of(near or known)}{where}; for others give the dimensions (Model), or trace the "
+                f"module with model_from_module",
             )
         self.of = known[kind]
         own = self.of.get("spellings", {})

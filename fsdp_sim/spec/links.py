@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -93,12 +94,17 @@ _DEFAULTS = {name: f.default for name, f in Link.__dataclass_fields__.items()}
 
 
 @functools.cache
-def link(name: str) -> Link:
+def link(name: str, kind: str | None = None) -> Link:
     """Look up a link by its name or an alias, in any case.
+
+    Args:
+        kind: what it is to join; of a rate in place of a name then those of that kind are said.
 
     Raises:
         ValueError: there is none; gives the nearest names.
     """
+    if kind is not None and (said := rate_alone(name, kind)):
+        raise ValueError(f"no link is called {name!r}: {said}")
     found = find("links.toml", "link", name)
     return Link.from_table(found, tables("links.toml")[found])
 
@@ -122,7 +128,35 @@ _ADAPTER = (
         re.IGNORECASE,
     )
 )
+_ALONE = re.compile(r"(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>(?:[GT](?:b|bit|B|byte)?s?(?:/s|ps)?)?)")
 _FORM = "'1600 Gb/s per node', '400 Gb/s RoCE per GPU' or '8x400Gb/s'"
+
+
+def rate_alone(words: object, kind: str) -> str:
+    """What is missing where a link is a number, maybe with a unit: the unit, and whose rate it is; empty for others.
+
+    Example:
+        >>> rate_alone("NDR", "inter"), rate_alone(400, "inter").partition(";")[0]
+        ('', "400 says neither its unit nor whose it is: '400 Gb/s per GPU', '400 Gb/s per node' or '50 GB/s per GPU'")
+    """
+    found = _ALONE.fullmatch(str(words).strip()) if isinstance(words, str | int | float) else None
+    if found is None or (kind == "inter" and len(found["unit"]) > 1):  # a unit without a sharer has its own sentence
+        return ""
+    rate, unit = float(found["rate"]), found["unit"]
+    gbytes = rate * (1000 if unit.startswith("T") else 1) / (1 if "B" in unit or (kind != "inter" and not unit) else 8)
+    some = [link(name) for name, table in tables("links.toml").items() if table["kind"] == kind and name != "gloo"]
+    near = sorted(some, key=lambda one: abs(math.log(one.bytes_per_s / max(gbytes * 1e9, 1.0))))[:4]
+    if kind == "inter":
+        have = ", ".join(f"{one.name} ({one.bytes_per_s * 8e-9:g})" for one in near)
+        return (
+            f"{words} says neither its unit nor whose it is: '{rate:g} Gb/s per GPU', '{rate:g} Gb/s per node' or "
+            f"'{rate / 8:g} GB/s per GPU'; links near {gbytes * 8:g} Gb/s per GPU are {have}"
+        )
+    have = ", ".join(f"{one.name} ({one.bytes_per_s / 1e9:g})" for one in near)
+    return (
+        f"within a node a link is named, and its rate counts one direction, half of what NVIDIA says of NVLink; those "
+        f"near {gbytes:g} GB/s are {have}; for another rate give a Link, or a cluster file with a table [{kind}]"
+    )
 
 
 def link_of_text(words: str, gpus_per_node: int) -> Link:
@@ -145,6 +179,8 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
         ValueError: the link '1,600 Gb/s per node' is not understood at '1,'; write its rate as '1600 Gb/s per node', \
 '400 Gb/s RoCE per GPU' or '8x400Gb/s'
     """
+    if said := rate_alone(words, "inter"):
+        raise ValueError(f"the link {words!r} is not understood: {said}")
     if adapter := _ADAPTER.fullmatch(words.strip()):
         kind = (adapter["kind"] or adapter["kind2"] or "Ethernet").lower()
         gbits = next(filter(None, adapter.group("gbe", "rate", "rate2")))

@@ -116,6 +116,10 @@ def test_which_layers_see_a_window_is_read(config: dict[str, Any], window: int |
             {"model_type": "mellum", "mlp_layer_types": ["moe"] * 28},
             "mlp_layer_types is .*; known are dense and sparse",
         ),
+        (
+            {"model_type": "zzz"},
+            "model_type is 'zzz'; known are .* more .the tables of fsdp_sim/spec/hugging",
+        ),
         ({"model_type": "lama"}, "the config: model_type is 'lama'; the nearest known is llama"),
         ({"model_type": "mamba2"}, r"model_type is 'mamba2'; .*; for others give the dimensions \(Model\), or trace"),
         ({}, "model_type is None; known are llama, "),
