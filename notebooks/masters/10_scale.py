@@ -130,7 +130,7 @@ for rank, records in enumerate(done.records):
     moved[f"rank {rank}"] = groups
 rows = tuple((rank, *(f"{kb:.0f} kB" for kb in of.values())) for rank, of in moved.items())
 header = ("", *moved["rank 0"])
-HTML(viz.Table("The whole gradient stays in the node; half of it crosses", header, rows).to_html())
+HTML(viz.Table("Half of the gradient crosses", header, rows).to_html())
 
 # %%
 assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
@@ -194,12 +194,8 @@ ways = {
     "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
 }  # fmt: skip
 held = {name: between_steps(*way) for name, way in ways.items()}
+assert [name for name, of in held.items() if sum(of.values()) < 10] == ["FULL_SHARD (ZeRO-3), SHARD_GRAD_OP"]
 stacks(held, "What is sharded: the optimizer, then gradients, then parameters", "GB on each of 64 GPUs, at the step")
-
-# %%
-total = {name: sum(parts.values()) for name, parts in held.items()}
-assert [name for name, size in total.items() if size < 10] == ["FULL_SHARD (ZeRO-3), SHARD_GRAD_OP"]
-assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter against 9, on 8 GPUs
 
 # %% [markdown] covers=["coverage 003.6", "coverage 003.7", "coverage 003.8", "coverage 003.19"]
 # - **ZeRO-1** shards the optimizer's state. After the step an all-gather makes the parameters whole again.
@@ -237,29 +233,29 @@ HTML(viz.Table("The two differ only between forward and backward", header, rows)
 # %% exercise="tokens_that_hide"
 
 # %% tags=["hide-input"]
-gbits = (10, 25, 50, 100)
 lines = {  # half the peak, as a good run reaches
-    f"{name}, half its peak": {
-        gbit: checked.use(0.5 * Cluster(name, gpus=64).gpu.peak_flops("bf16"), gbit * 1e9 / 8, 64) for gbit in gbits
+    name: {
+        gbit: checked.use(0.5 * Cluster(name, gpus=64).gpu.peak_flops("bf16"), gbit * 1e9 / 8, 64)
+        for gbit in (10, 25, 50, 100)
     }
-    for name in ("H100-SXM-80GB", "A100-SXM-80GB")
+    for name in ("A100-SXM-80GB", "H100-SXM-80GB")
 }
-curves(lines, "With so many tokens per GPU and micro-batch the network is hidden", x="Gbit/s of the ring", y="tokens")
+rows = tuple((name, *(f"{tokens:,.0f}" for tokens in of.values())) for name, of in lines.items())
+header = ("the ring's Gbit/s", *map(str, lines["A100-SXM-80GB"]))
+HTML(viz.Table("Tokens that hide the network, at half the GPU's peak", header, rows).to_html())
 
 # %%
-at_25 = lines["A100-SXM-80GB, half its peak"][25]
+at_25 = lines["A100-SXM-80GB"][25]
 print(f"an A100 whose ring has 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
 assert 45_000 < at_25 < 50_000
-flops_per_s, bytes_per_s = 0.5 * Cluster("A100-SXM-80GB", gpus=64).gpu.peak_flops("bf16"), 25e9 / 8
-for model in (8e9, 16e9):
-    assert abs((2 * model * at_25 / flops_per_s) / (2 * model * 63 / 64 / bytes_per_s) - 1) < 0.01
+assert abs(at_25 / (0.5 * Cluster("A100-SXM-80GB", gpus=64).gpu.peak_flops("bf16")) / (63 / 64 / (25e9 / 8)) - 1) < 0.01
 
 # %% [markdown]
 # P parameters compute T tokens in 2 P T / F seconds, where F is the FLOP/s that you reach. Their 2 P bytes travel in
 # 2 P / B, at B bytes/s. Set both equal: T = F / B. The P is gone! So of any cluster you can ask: how many tokens does
 # one of its GPUs take at once?
 #
-# The curves are for one ring through one link. A node of eight GPUs, each with such a link, runs eight rings that
+# The table is for one ring through one link. A node of eight GPUs, each with such a link, runs eight rings that
 # share the work: B is eight times as large, and some 6,000 tokens do. The simulator counts that way, and adds
 # latency, contention between kernels, and copies. Next, left: kernels and the GPU; right: units, and the network
 # between nodes with eight links of 50 GB/s:
@@ -330,11 +326,14 @@ uneven = simulate("llama3-8b", wide, plan, skew=slow)
 print(f"{uneven.step_time_s / even.step_time_s - 1:.0%} slower, for all 512")
 assert 0.15 < uneven.step_time_s / even.step_time_s - 1 < 0.2
 assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.18
-viz.rank_bands(uneven).titled("One slow rank keeps 511 others waiting")
+bands = viz.rank_bands(uneven).titled("Rank 212 never waits, and 511 others wait for it after every block")
+bands.figure.update_xaxes(range=[300, 420])  # seven blocks of backward
+bands
 
 # %% [markdown]
-# 511 GPUs stand still about a sixth of the time. *Their* profiles show long collectives, and you would blame the
-# network. Whose profile shows the cause?
+# You see seven blocks of backward; drag to move along the step. Look at the red boxes of the typical rank: after each
+# block it waits for rank 212, which has none. So 511 GPUs stand still about a sixth of the time. *Their* profiles show
+# long collectives, and you would blame the network. Whose profile shows the cause?
 
 # %% exercise="name_the_straggler"
 
@@ -407,14 +406,11 @@ def throughput(sim):
 
 
 table = tuple((name, throughput(sims[name, 4]), throughput(sims[name, 16])) for name in ways)
+assert 0.95 < sims["FSDP", 4].tokens_per_s_per_gpu / sims["DDP", 4].tokens_per_s_per_gpu < 1.05
+assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter against 9, on 8 GPUs
+assert (sims["DDP", 16].fits, sims["FSDP", 16].fits) == (False, True)
+assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * sims["DDP", 4].tokens_per_s_per_gpu
 HTML(viz.Table("Tokens per second and GPU", ("", "4 sequences", "16 sequences"), table).to_html())
-
-# %%
-four = {name: sims[name, 4].tokens_per_s_per_gpu for name in ways}
-assert 0.95 < four["FSDP"] / four["DDP"] < 1.05
-assert not sims["DDP", 16].fits
-assert sims["FSDP", 16].fits
-assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 
 # %% [markdown]
 # Where the network is hidden both are as fast, and DDP is simpler. It is enough when 16 bytes a parameter fit, and
