@@ -26,6 +26,8 @@ COPY_PASSES = {
 # scale, clamped, to fp8; and before that, where the scale is not known, the largest absolute value.
 FP8_CAST_PASSES, AMAX_PASSES = 8 + 8 + 5, 8 + 4
 COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
+OFFLOADS = frozenset({Op.H2D, Op.D2H, Op.ACT_D2H, Op.ACT_H2D})
+_BWD, _OPTIM, _AG_CAST, _CPU = Op.BWD, Op.OPTIM, Op.AG_CAST, Lane.CPU  # Python 3.11 is slow to look them up
 # How often a byte of a collective passes through the memory of a GPU: what arrives is written, and read to be sent on
 # or copied out; a reduction also reads what it adds to.
 MEMORY_PASSES = {Op.REDUCE_SCATTER: 3, Op.ALL_REDUCE: 5}
@@ -140,20 +142,18 @@ class Costs:
     def seconds(self, i: Instruction) -> float:
         """How long the operation takes by itself."""
         op = i.op
-        if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
+        if op in COMPUTATIONS:
             return self._segment_s(op, i.unit)
         if op in COLLECTIVES:
             return self.collectives.seconds(i)
-        if op is Op.OPTIM:
+        if op is _OPTIM:
             return self._optimizer_s(i)
-        if op is Op.H2D or op is Op.D2H:
-            return offload_s(i.bytes, self.cluster)
-        if op is Op.ACT_D2H or op is Op.ACT_H2D:
-            return offload_s(self.offloaded_bytes(i), self.cluster)
+        if op in OFFLOADS:
+            return offload_s(i.bytes if op in (Op.H2D, Op.D2H) else self.offloaded_bytes(i), self.cluster)
         passes = COPY_PASSES[op]
-        if i.lane is Lane.CPU:
+        if i.lane is _CPU:
             return passes * i.bytes / self._host_bytes_per_s
-        if op is Op.AG_CAST and i.dtype == "fp8":
+        if op is _AG_CAST and i.dtype == "fp8":
             passes = FP8_CAST_PASSES + (0 if self.plan.fp8_precompute_scale else AMAX_PASSES)
         return passes * i.bytes / self._bytes_per_s
 
@@ -166,9 +166,9 @@ class Costs:
         op = i.op
         if self._measured:
             return (self.cluster.gpu.collective_s or 0.0) if op in COLLECTIVES else 0.0
-        if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
+        if op in COMPUTATIONS:
             work = self.workload.work[i.unit]
-            kernels = work.backward if op is Op.BWD else work.forward
+            kernels = work.backward if op is _BWD else work.forward
             launches = self._launches.get(id(kernels))
             if launches is None:
                 launches = self._launches[id(kernels)] = sum([n for _, n in _launched(kernels, self.plan.compile)])

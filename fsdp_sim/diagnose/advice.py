@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import StepObservation
+from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Event, Op, Phase, total_s
 
@@ -48,7 +49,7 @@ class Facts(NamedTuple):
         view, ops = found.view, found.events
         comm_s = total_s(found.in_flight)
         gathers = [e for e in found.comm if e.op is Op.ALL_GATHER]
-        reductions = [e for e in found.comm if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
+        reductions = [e for e in found.comm if e.op in REDUCTIONS]
         return cls(
             api=view.api,
             gather_dtype=_dtype_of_largest(gathers),
@@ -73,10 +74,11 @@ def _prefetches(ops: Sequence[Event]) -> bool:
     """Whether what is computed after an all-gather of the forward is issued is mostly another unit."""
     others: list[bool] = []
     gathered: list[str] = []  # units gathered since something was computed
+    gather, compute, forward = Op.ALL_GATHER, Op.FWD, Phase.FORWARD
     for e in ops:
-        if e.op is Op.ALL_GATHER and e.phase is Phase.FORWARD:
+        if e.op is gather and e.phase is forward:
             gathered.append(e.unit)
-        elif e.op is Op.FWD and gathered:
+        elif e.op is compute and gathered:
             others += [unit != e.unit for unit in gathered]
             gathered = []
     return sum(others) > len(others) / 2

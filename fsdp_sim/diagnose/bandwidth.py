@@ -6,7 +6,8 @@ The bus bandwidth (as nccl-tests define it) is what each link carries: it does n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from fsdp_sim.cost import collective_s
@@ -55,17 +56,22 @@ class Speeds:
     """
 
     def __init__(
-        self, events: Iterable[Event], bandwidth_gbps: float | None = None, cluster: Cluster | None = None
+        self, events: Sequence[Event], bandwidth_gbps: float | None = None, cluster: Cluster | None = None
     ) -> None:
         self.bandwidth_gbps, self.cluster = bandwidth_gbps, cluster
+        self._events = events
+
+    @cached_property
+    def _fastest(self) -> dict[tuple[Op, int], list[tuple[float, float]]]:
+        """Of each size of message the bus bytes and the least seconds, by kind of ring and size of its group."""
         by_group: dict[tuple[Op, int], dict[float, float]] = defaultdict(dict)
-        for e in events:
+        for e in self._events:
             duration_s = e.end_s - e.start_s
             if e.group_size > 1 and duration_s > 0 and (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0:
                 sizes = by_group[_ring(e.op), e.group_size]
                 if duration_s < sizes.get(moved, float("inf")):
                     sizes[moved] = duration_s
-        self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}
+        return {size: sorted(sizes.items()) for size, sizes in by_group.items()}
 
     @property
     def given(self) -> bool:

@@ -10,14 +10,12 @@ cost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Key = tuple[int, int]
 """An operation: its rank, and its number there (in a timeline its seq, in a run its place among the operations)."""
 Why = Literal["lane", "event", "communicator", "CPU", "unknown"]
-Dependency = tuple[Why, Key, float]
-"""What an operation came after: why, which one, and when that ended."""
 
 
 class Cause(NamedTuple):
@@ -50,29 +48,6 @@ class PathPiece(NamedTuple):
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
-
-
-def cause_of(
-    rank: int, start_s: float, issue_s: float, before: Sequence[Dependency], touch_s: float = 0.0, launch_s: float = 0.0
-) -> Cause:
-    """Why an operation began when it did, by what its own rank says.
-
-    Args:
-        before: what it came after; of several that ended at one moment the first counts.
-        touch_s: two times that differ by no more count as one.
-        launch_s: what passes at most between the end of what was waited for and the start.
-    """
-    latest_s = float("-inf")
-    for _, _, end_s in before:
-        if latest_s < end_s <= start_s + touch_s:
-            latest_s = end_s
-    if issue_s > latest_s + touch_s and start_s - issue_s <= launch_s:
-        return Cause("CPU", None, rank)
-    if start_s - latest_s <= launch_s:
-        for why, key, end_s in before:
-            if latest_s - touch_s <= end_s <= start_s + touch_s:
-                return Cause(why, key, rank)
-    return Cause("unknown", None, rank)
 
 
 class Causes(ABC):

@@ -43,10 +43,9 @@ class CpuStops:
     def __init__(self, view: RankView) -> None:
         self.view = view
 
-    @cached_property
-    def _number(self) -> dict[int, int]:
-        """The place of each operation among all events; most are never asked for."""
-        return {seq: k for k, (seq, _, _) in enumerate(self.view.issued)}
+    def _number(self, e: Event) -> int:
+        """The place of an operation among all events."""
+        return bisect_right(self.view.issued[0], e.seq) - 1
 
     @cached_property
     def _place(self) -> dict[int, int]:
@@ -57,8 +56,8 @@ class CpuStops:
         stop = self._last(e) if self.view.api == "fsdp1" and not self.view.on_cpu else None
         if stop is None:
             return False
-        issued = self.view.issued[stop.number : self._number[e.seq] + 1]
-        if next((op for _, op, _ in issued if op not in MEMORY), None) not in _GATHERING:
+        issued = self.view.issued[1][stop.number : self._number(e) + 1]
+        if next((op for op in issued if op not in MEMORY), None) not in _GATHERING:
             return False
         return self._queued(e, stop) or stop.issue_s - stop.until_s <= self.view.touch_s
 
@@ -72,9 +71,9 @@ class CpuStops:
 
     def _last(self, e: Event) -> CpuStop | None:
         """The last stop before the CPU issued an operation, if that was longer than what it has done since."""
-        issued, last = self.view.issued, self._number[e.seq]
+        issued_s, last = self.view.issued[2], self._number(e)
         for k in range(last, max(0, last - _LOOK_BACK), -1):
-            since_s, issue_s = issued[k - 1][2], issued[k][2]
+            since_s, issue_s = issued_s[k - 1], issued_s[k]
             if issue_s <= since_s:
                 continue
             place = bisect_right(self._ends, issue_s + self.view.touch_s) - 1
@@ -86,10 +85,9 @@ class CpuStops:
     def _queued(self, e: Event, stop: CpuStop) -> bool:
         """Whether compute that was issued before a stop had not ended after it."""
         place = self._place[e.seq]
-        return any(
-            op.issue_s <= stop.since_s and op.end_s > stop.until_s and computes(op.op, op.lane)
-            for op in self.view.ops[max(0, place - _QUEUE) : place]
-        )
+        since_s, until_s, some = stop.since_s, stop.until_s, self.view.ops[max(0, place - _QUEUE) : place]
+        late = [op for op in some if op.end_s > until_s and op.issue_s <= since_s]
+        return any(computes(op.op, op.lane) for op in late)
 
     @cached_property
     def _ends(self) -> list[float]:

@@ -24,6 +24,11 @@ from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 from fsdp_sim.words import human_ms, percent
 
 Bound = Literal["compute", "network", "copies", "CPU"]
+_CPU = Lane.CPU
+_BOUND: dict[Op, Bound] = {
+    **dict.fromkeys(COLLECTIVES, "network"),
+    **dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM), "compute"),
+}
 LEAST = 1e-3  # of a step: waits that cost less are left out
 PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
 FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
@@ -186,22 +191,18 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
 
 def bound_of(op: Instruction, cpu: bool) -> Bound:
     """What a piece of the critical path is spent on."""
-    if cpu or op.lane is Lane.CPU:
-        return "CPU"
-    if op.op in COLLECTIVES:
-        return "network"
-    return "compute" if op.op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
+    return "CPU" if cpu or op.lane is _CPU else _BOUND.get(op.op, "copies")
 
 
 def _issued(run: Run, piece: PathPiece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
     """What the CPU issues in a piece of the critical path, and how long it takes for each."""
     found = []
-    until = piece.end_s
+    ops, start_s, until = run.ops, piece.start_s, piece.end_s
     for k in range(piece.key[1], -1, -1):
-        since = max(issue_s[k - 1] if k else 0.0, piece.start_s)
-        found.append((run.ops[k], until - since))
+        since = max(issue_s[k - 1] if k else 0.0, start_s)
+        found.append((ops[k], until - since))
         until = since
-        if since <= piece.start_s:
+        if since <= start_s:
             break
     return found
 

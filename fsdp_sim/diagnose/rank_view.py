@@ -10,8 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import inf
 
-from fsdp_sim.diagnose.causes import Cause, Dependency, Why, cause_of
+from fsdp_sim.diagnose.causes import Cause, Why
 from fsdp_sim.timeline import (
     COLLECTIVES,
     Event,
@@ -29,6 +30,8 @@ from fsdp_sim.timeline import (
 
 REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})
 COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
+_COMPUTE = Lane.COMPUTE
+_FIRST = frozenset({Op.FWD, Op.BWD})  # what a micro-batch begins with
 COPIES_IN = frozenset({Op.H2D, Op.AG_CAST, Op.AG_COPY_IN})  # what a unit's all-gather alone comes after
 TOUCH_S = 2e-6  # of a measured timeline: two times this close are one; about what passes between two kernels
 LAUNCH_S = 50e-6  # of a measured timeline: what passes at most between the end of what was waited for and the start
@@ -50,6 +53,7 @@ class RankView:
         self.touch_s = 0.0 if self.simulated else TOUCH_S
         self.launch_s = 0.0 if self.simulated else LAUNCH_S
         self._by_seq = {e.seq: e for e in self.ops}
+        self._before: dict[int, list[tuple[Why, Event]]] = {}
         self._before_on_lane: dict[int, Event] = {}
         last: dict[Lane, Event] = {}
         for e in self.ops:
@@ -64,18 +68,16 @@ class RankView:
         return self._timeline.events_of(self.rank)
 
     @cached_property
-    def issued(self) -> list[tuple[int, Op, float]]:
-        """Number, operation and when it was issued of each of its events, without an object for each."""
+    def issued(self) -> tuple[Sequence[int], Sequence[Op], Sequence[float]]:
+        """Numbers, operations and when they were issued of its events, as columns."""
         columns = self._timeline.columns
         some = slice(bisect_left(columns["rank"], self.rank), bisect_right(columns["rank"], self.rank))
-        return list(zip(columns["seq"][some], columns["op"][some], columns["issue_s"][some], strict=True))
+        return columns["seq"][some], columns["op"][some], columns["issue_s"][some]
 
     @cached_property
     def computing(self) -> list[Event]:
         """What occupies its compute lane, in the order in which it starts."""
-        compute = Lane.COMPUTE
-        found = [e for e in self.ops if e.lane is compute and computes(e.op, e.lane)]
-        return sorted(found, key=lambda e: (e.start_s, e.seq))
+        return sorted([e for e in self.ops if computes(e.op, e.lane)], key=lambda e: (e.start_s, e.seq))
 
     @cached_property
     def communicating(self) -> list[Event]:
@@ -158,9 +160,15 @@ class RankView:
 
     def before(self, e: Event) -> list[tuple[Why, Event]]:
         """What an operation came after."""
+        if e.seq not in self._before:
+            self._before[e.seq] = self._came_after(e)
+        return self._before[e.seq]
+
+    def _came_after(self, e: Event) -> list[tuple[Why, Event]]:
         found: list[tuple[Why, Event]] = []
-        if e.seq in self._before_on_lane and self._before_on_lane[e.seq].end_s <= e.start_s + self.touch_s:
-            found.append(("lane", self._before_on_lane[e.seq]))
+        on_lane = self._before_on_lane.get(e.seq)
+        if on_lane is not None and on_lane.end_s <= e.start_s + self.touch_s:
+            found.append(("lane", on_lane))
         turns: list[tuple[Why, Event]] = []
         for seq in e.waits_on:
             if (op := self._by_seq.get(seq)) is not None:
@@ -174,14 +182,18 @@ class RankView:
         return found + turns
 
     def cause(self, e: Event) -> Cause:
-        """Why an operation started when it did."""
-        before: list[Dependency] = [(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
-        issue_s = e.issue_s if self.says_issues else float("-inf")
-        cause = cause_of(self.rank, e.start_s, issue_s, before, self.touch_s, self.launch_s)
-        op = self.op(cause)
-        if op and e.op in COLLECTIVES and op.lane is Lane.COMPUTE and e.issue_s == op.end_s and not self.on_cpu:
-            return Cause("CPU", None, self.rank)  # it was the CPU that waited
-        return cause
+        """Why an operation started when it did: of several that ended at one moment the first counts."""
+        issue_s, start_s, touch_s = e.issue_s, e.start_s, self.touch_s
+        latest_s = self.after_s(e)
+        if self.says_issues and issue_s > latest_s + touch_s and start_s - issue_s <= self.launch_s:
+            return Cause("CPU", None, self.rank)
+        if start_s - latest_s <= self.launch_s:
+            for why, op in self.before(e):
+                if latest_s - touch_s <= op.end_s <= start_s + touch_s:
+                    if issue_s == op.end_s and op.lane is _COMPUTE and e.op in COLLECTIVES and not self.on_cpu:
+                        return Cause("CPU", None, self.rank)  # it was the CPU that waited
+                    return Cause(why, (self.rank, op.seq), self.rank)
+        return Cause("unknown", None, self.rank)
 
     def op(self, cause: Cause) -> Event | None:
         """The operation that was the cause, if one was."""
@@ -189,12 +201,12 @@ class RankView:
 
     def ready_s(self, e: Event) -> float:
         """When this rank was ready for an operation: what it came after had ended, and the CPU had issued it."""
-        return max(self.after_s(e), e.issue_s if self.says_issues else float("-inf"))
+        return max(self.after_s(e), e.issue_s if self.says_issues else -inf)
 
     def after_s(self, e: Event) -> float:
         """When the last of what an operation came after had ended."""
-        ends = (op.end_s for _, op in self.before(e) if op.end_s <= e.start_s + self.touch_s)
-        return max(ends, default=float("-inf"))
+        until_s = e.start_s + self.touch_s
+        return max([op.end_s for _, op in self.before(e) if op.end_s <= until_s], default=-inf)
 
     def issued_late_s(self, e: Event, *, but: Lane | None = None) -> float:
         """How much earlier an operation could have started if the CPU had issued it, and its copies, earlier."""
@@ -203,10 +215,11 @@ class RankView:
     def _earliest_s(self, e: Event, but: Lane | None) -> float:
         """When an operation could have started, had the CPU issued it and its unit's copies before it at once."""
         ends = [self.ops[0].issue_s]
+        until_s = e.start_s + self.touch_s
         for _, op in self.before(e):
-            if op.end_s > e.start_s + self.touch_s or op.lane is but:
+            if op.end_s > until_s or op.lane is but:
                 continue
-            own = op.lane is not Lane.COMPUTE and op.op in COPIES_IN and op.unit == e.unit
+            own = op.op in COPIES_IN and op.lane is not _COMPUTE and op.unit == e.unit
             late = own and op.start_s - op.issue_s <= self.launch_s
             ends.append(self._earliest_s(op, but) + op.duration_s if late else op.end_s)
         return max(ends)
@@ -220,7 +233,7 @@ class RankView:
     def _first_computation(self) -> dict[tuple[int, int], int]:
         first: dict[tuple[int, int], int] = {}
         for e in self.ops:
-            if e.op in (Op.FWD, Op.BWD):
+            if e.op in _FIRST:
                 first.setdefault((e.step, e.micro_batch), e.seq)
         return first
 

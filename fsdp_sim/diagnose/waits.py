@@ -183,8 +183,8 @@ def _gather_culprit(peers: Peers, on: Event, gap: Interval, speeds: Speeds) -> t
         return Culprit.ASYNCHRONOUS, behind
     if view.on_cpu and (on.issue_s == on.start_s if view.simulated else on.issue_s >= gap[0] - view.launch_s):
         return Culprit.COMPUTING_THREAD, behind
-    held = why == "CPU" and view.issued_late_s(on, but=Lane.COMPUTE) >= seconds / 2
-    if held and peers.stops(on.rank).limited(on):
+    limited = why == "CPU" and peers.stops(on.rank).limited(on)
+    if limited and view.issued_late_s(on, but=Lane.COMPUTE) >= seconds / 2:
         return Culprit.RATE_LIMITER, behind  # what it came after on the compute lane is what the CPU waited for
     if why == "CPU" and view.issued_late_s(on) >= seconds / 2:
         return Culprit.COMPUTING_THREAD if view.on_cpu else Culprit.CPU_LATE, behind
@@ -247,8 +247,11 @@ def exposed(
     """
     found: list[tuple[Event, Wait | None, float]] = []
     ends = [wait.end_s for wait in idle]
+    first = 0  # of what keeps compute busy, the first that may still matter
     for e, own in in_turn(comm):
-        for since, until in uncovered(*own, busy):
+        while first < len(busy) and busy[first][1] <= own[0]:
+            first += 1
+        for since, until in uncovered(*own, busy, first):
             place, at = bisect_left(ends, since), since
             while place < len(idle) and idle[place].start_s < until:
                 wait = idle[place]

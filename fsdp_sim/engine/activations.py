@@ -13,6 +13,7 @@ output, which is the next one's input, so an activation is counted where it was 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -110,9 +111,7 @@ class ActivationChanges:
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
         self.last, self.drops_logits = last_backward(program), drops_logits(program)
-        self.held_bytes = sum({id(w): w.held_bytes for w in work.values()}.values())
         self.staying = staying(program)
-        self.staying_bytes = sum(map(self.stays_of, self.staying.readers | self.staying.makers))
         # Programs of which `edge` is the same share it
         self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}
 
@@ -120,6 +119,16 @@ class ActivationChanges:
     def edge(self) -> tuple[object, ...]:
         """What, beyond the work, decides what an operation changes."""
         return self.policy, self.handed_on, self.keeper, self.last, self.drops_logits, self.staying
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """Logits that the loop holds."""
+        return sum({id(w): w.held_bytes for w in self.work.values()}.values())
+
+    @cached_property
+    def staying_bytes(self) -> int:
+        """What stays until backward is over, of all segments."""
+        return sum(map(self.stays_of, self.staying.readers | self.staying.makers))
 
     def stays_of(self, segment: str) -> int:
         """What stays when its backward is over: its input, and the gradient of its output."""

@@ -44,8 +44,15 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
         ValueError: the program has no such step, or the rank was not played.
     """
     step_s = run.step_time_s(step)
+    step %= len(run.step_ends_s)
+    found: Exposure | None = run.known.get(("exposure", step, rank))
+    if found is None:
+        found = run.known["exposure", step, rank] = _exposure(run, step_s, step, rank)
+    return found
+
+
+def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
     ends = run.step_ends_s
-    step %= len(ends)
     begin, end = ends[step] - step_s, ends[step]
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
     if len(ends) > 1:  # of operations of other steps nothing is left

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 from msgspec import structs
 
@@ -48,6 +48,7 @@ class Run:
         columns: the times.
         device: ``gpu`` or ``cpu``.
         replayed: plays the same program with other costs.
+        known: what others have worked out of it, which it keeps for them.
     """
 
     program: Program
@@ -55,6 +56,7 @@ class Run:
     columns: OpTimes = field(repr=False)
     device: str
     replayed: Callable[[OpCosts], Run] = field(repr=False, compare=False)
+    known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def ops(self) -> tuple[Instruction, ...]:
@@ -143,7 +145,7 @@ class Run:
                 if ends[op] > cpu:
                     cpu = ends[op]
             streams.append(cpu)
-        return [number for number, *_ in about_memory], cpus, streams
+        return [one.number for one in about_memory], cpus, streams
 
     def timeline(self, ranks: Iterable[int] | None = None) -> Timeline:
         """The run as events: operations, allocations and frees of the given ranks, of all by default.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -48,8 +47,8 @@ class Program:
 
     def for_plan(self, plan: Plan) -> Program:
         """The same program under another plan that issues the same. They share what is worked out of either."""
-        other = copy(self)
-        object.__setattr__(other, "plan", plan)
+        other = object.__new__(Program)
+        other.__dict__.update(self.__dict__, plan=plan)
         return other
 
     def __iter__(self) -> Iterator[Instruction]:

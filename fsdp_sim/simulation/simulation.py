@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8, interval_s, offload_s
+from fsdp_sim.cost import OF_WORK, Calibration, CollectiveCosts, Costs, Workload, check_fp8, interval_s, offload_s
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
@@ -171,10 +171,9 @@ class Simulation:
     def _contention(self) -> engine.Contention | None:
         if not self.costs.calibration.contention or self.cluster.kind == "cpu":
             return None
-        of = self.costs.collectives
-        return engine.Contention(compute_slowdown_by_collective=of.slowdown, nic_share=of.nic_share)
+        return _contention_of(self.costs.collectives)
 
-    @property
+    @cached_property
     def step_time_s(self) -> float:
         """Seconds per optimizer step: the replay, and what a training loop does between two steps."""
         return self.run.step_time_s() + self.between_steps_s
@@ -388,7 +387,8 @@ def simulate(
             f"Plan.attention_impl is {plan.attention_impl!r}, but {model.name} was traced with "
             f"{model.attention_impl!r}; give the plan to model_from_module too"
         )
-    _check_settings(model, plan)
+    if model is asked[0]:
+        _check_settings(model, plan)
     cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
     if plan.float32_matmul_precision == "high":
         if model.dtype != "fp32":
@@ -400,6 +400,11 @@ def simulate(
     if plan.fp8:
         check_fp8(plan.fp8, cluster.gpu)
     return Simulation(model, cluster, plan, calibration, skew, asked)
+
+
+@lru_cache(maxsize=256)
+def _contention_of(collectives: CollectiveCosts) -> engine.Contention:
+    return engine.Contention(compute_slowdown_by_collective=collectives.slowdown, nic_share=collectives.nic_share)
 
 
 def _check_settings(workload: Workload, plan: Plan) -> None:

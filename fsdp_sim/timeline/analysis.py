@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from fsdp_sim.timeline.event import Event
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Interval = tuple[float, float]
+
+_OTHER, _COMPUTE = Op.OTHER, Lane.COMPUTE  # Python 3.11 is slow to look up an enum's member
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -124,12 +129,12 @@ def communicates(op: Op, lane: Lane) -> bool:
     """Whether an operation is communication: a collective, whatever its lane, or something unnamed on a lane of
     communication. FSDP1's post-backward stream also divides and casts, and a collective may be issued on compute.
     """
-    return op in COLLECTIVES or (op is Op.OTHER and lane in COMM_LANES)
+    return op in COLLECTIVES or (op is _OTHER and lane in COMM_LANES)
 
 
 def computes(op: Op, lane: Lane) -> bool:
     """Whether an operation keeps the compute lane busy; copies on it count."""
-    return lane is Lane.COMPUTE and op not in COLLECTIVES
+    return lane is _COMPUTE and op not in COLLECTIVES
 
 
 def exposed_intervals(timeline: Timeline, rank: int) -> list[Interval]:
@@ -203,13 +208,14 @@ def spans_of_steps(timeline: Timeline) -> dict[int, Interval]:
     contains the time in which the CPU issues its first operation; a measured one begins with the first start, for
     what a training loop does between two steps is not in the record.
     """
-    ops: dict[int, list[Event]] = {}
-    for e in timeline.ops:
-        ops.setdefault(e.step, []).append(e)
-    ends_s = {step: max([e.end_s for e in some]) for step, some in ops.items()}
-    begins_s = {step: min([e.start_s for e in some]) for step, some in ops.items()}
+    begins_s: dict[int, float] = {}
+    ends_s: dict[int, float] = {}
+    for step, rows in groupby(timeline.columns.operations.rows("step", "start_s", "end_s"), itemgetter(0)):
+        _, starts, ends = zip(*rows, strict=True)
+        begins_s[step] = min(begins_s.get(step, inf), min(starts))
+        ends_s[step] = max(ends_s.get(step, -inf), max(ends))
     if timeline.header.clock == "simulated":
-        begins_s |= {step: ends_s[step - 1] if step else 0.0 for step in ops if not step or step - 1 in ops}
+        begins_s |= {step: ends_s[step - 1] if step else 0.0 for step in ends_s if not step or step - 1 in ends_s}
     return {step: (begins_s[step], end_s) for step, end_s in ends_s.items()}
 
 
