@@ -38,7 +38,6 @@ from fsdp_sim import Cluster, Model, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.peak import saved_for_backward, step_in_least_memory
 from fsdp_sim.learn.find import file_of
-from fsdp_sim.learn.pictures import memory as pictures
 from fsdp_sim.learn.pictures.peak import histories
 from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.mini.group import FSDPParamGroup
@@ -55,7 +54,7 @@ from labs.model.gpt import GPTConfig
 
 # %%
 accumulation, least, blocks = file_of("case_11"), step_in_least_memory, saved_for_backward  # inputs of exercises
-stacks, GIB = pictures.stacks, 2**30
+GIB = 2**30
 
 # %% [markdown]
 # ## 1. A step, watched from below
@@ -98,19 +97,20 @@ for name, setting in settings.items():
     timeline = simulate(layers, cluster, Plan(seq_len=16, **setting)).timeline.select(lambda e: e.is_memory)
     whole = {phase: checked.use(timeline, phase) for phase in ("forward", "backward")}
     standing[name] = {phase: sum("layers" in what for what in of) for phase, of in whole.items()}
-    print(f"{name}:", ", ".join(f"{n} layers in {phase}" for phase, n in standing[name].items()))
 assert standing["default"] == {"forward": 3, "backward": 4}
 assert standing["prefetch 2 ahead"]["forward"] == 4
 assert standing["never resharded"] == {"forward": 8, "backward": 7}
-bars = {f"{name}, {phase}": {"layers": n} for name, of in standing.items() for phase, n in of.items()}
-stacks(bars, "Prefetch one more and hold one more; never reshard and hold them all", "things as large as a layer")
+rows = tuple((name, f"{of['forward']}", f"{of['backward']}") for name, of in standing.items())
+HTML(viz.Table("Things as large as a layer, at the peak", ("", "in forward", "in backward"), rows).to_html())
 
 # %% [markdown]
+# Prefetch one layer more, and you hold one more. Never reshard, and you hold all six: with two buffers in forward that
+# makes 8, with a gradient in backward 7.
+#
 # ## 2. How low can it be?
 #
-# In the picture above, never resharding holds all six layers, with two buffers in forward (8) or a gradient in
-# backward (7). Let's go the other way. What must be alive, whatever your program does? You need no program to answer,
-# only one moment and an argument about it. Take the backward of the first unit, which comes last.
+# Let's go the other way. What must be alive, whatever your program does? You need no program to answer, only one
+# moment and an argument about it. Take the backward of the first unit, which comes last.
 
 # %% predict="least_in_last_backward"
 
@@ -181,7 +181,7 @@ for value in (True, None, False):
     counts[f"{value}"] = sum(i.op is Op.ALL_GATHER for i in program.ops)
 assert gathers == counts["None"] == 11
 rows, header = tuple((name, f"{n}") for name, n in counts.items()), ("reshard_after_forward", "all-gathers in a step")
-HTML(viz.Table("What is freed after forward is gathered again: 5 units and a root", header, rows).to_html())
+HTML(viz.Table("Five units and a root", header, rows).to_html())
 
 # %% [markdown]
 # Where is that in the code? One function turns your setting into the ranks that hold a unit between forward and
@@ -200,15 +200,20 @@ in_torch(post_forward_mesh_info, FSDPParamGroup.reshard, FSDPParamGroup.post_for
 # %%
 wrapped = {how: simulate("llama3-8b", eight, Plan(**row, wrap=how)) for how in ("block", "root")}
 issued = {how: sum(i.op is Op.ALL_GATHER for i in sim.program.ops) for how, sim in wrapped.items()}
-print("all-gathers in a step:", ", ".join(f"{number} with wrap={how}" for how, number in issued.items()))
+whole = {how: sum(sim.memory.peak_by_category[part] for part in ("unsharded", "ag_output")) / GIB
+         for how, sim in wrapped.items()}  # fmt: skip
+rows = tuple((f"wrap={how}", f"{issued[how]}", f"{whole[how]:.1f} GiB", f"{sim.peak_memory_bytes / GIB:.1f} GiB",
+              "yes" if sim.fits else "no") for how, sim in wrapped.items())  # fmt: skip
 assert issued == {"block": 65, "root": 1}
-assert wrapped["block"].fits
-assert not wrapped["root"].fits
-viz.memory_waterfall(wrapped).titled("One unit for everything does not fit, a unit for each block does")
+assert [sim.fits for sim in wrapped.values()] == [True, False]
+assert round(whole["root"]) == 30
+header = ("", "all-gathers in a step", "whole parameters, with their buffers", "peak", "fits")
+HTML(viz.Table("One unit for everything, and a unit for each block (simulated)", header, rows).to_html())
 
 # %% [markdown]
-# Call it on each block, bottom up, and then on the model. (If your peak is activations, no wrapping will help you.
-# Read the picture before you turn a knob.)
+# Nothing but `fully_shard(model)` makes one unit. One all-gather brings everything, and the model stands there twice:
+# as parameters, and as the buffer in which they came. Call it on each block, bottom up, and then on the model. (If your
+# peak is activations, no wrapping will help you. Look at its parts before you turn a knob.)
 
 # %% [markdown]
 # ## 4. Activations: not sharded, but you can compute them twice
@@ -267,8 +272,7 @@ viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations
 # %% [markdown]
 # ### Optional: which tensors, and one checkpoint around all
 #
-# Take a block of two linear layers and a
-# GELU. Which tensors does autograd save?
+# Take a block of two linear layers and a GELU. Which tensors does autograd save?
 
 # %% predict="activations_on_two_ranks"
 
@@ -278,10 +282,11 @@ viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations
 saved = run(lambda use: use(blocks.make, torch.ones(60, 48)), 2, checked.use, progress=False, show_output=False)[0]
 assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
 rows = tuple((how, f"{n_bytes / 1e3:.0f} kB") for how, n_bytes in saved.items())
-HTML(viz.Table("Neither sharding nor a checkpoint around each layer saves any", ("", "saved"), rows).to_html())
+HTML(viz.Table("Activations of three blocks", ("", "saved"), rows).to_html())
 
 # %% [markdown]
-# And once around the whole model? We try it without sharding, in this process, forward and backward.
+# Sharding saves none of them, and a checkpoint around each layer saves none either: around each block it does. And once
+# around the whole model? We try it without sharding, in this process, forward and backward.
 
 
 # %%
@@ -303,14 +308,15 @@ def each_block(model):
 
 # %%
 ways = {
-    "no checkpoint": lambda model: model,
+    "nothing": lambda model: model,
     "each block": each_block,
     "the whole model": checkpointing.checkpoint_wrapper,
 }
-mib = {name: {"peak": peak_mib(wrap)} for name, wrap in ways.items()}
-assert mib["each block"]["peak"] < 0.6 * mib["no checkpoint"]["peak"]
-assert mib["the whole model"]["peak"] > 0.95 * mib["no checkpoint"]["peak"]
-stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
+mib = {name: peak_mib(wrap) for name, wrap in ways.items()}
+assert mib["each block"] < 0.6 * mib["nothing"]
+assert mib["the whole model"] > 0.95 * mib["nothing"]
+rows = tuple((name, f"{peak:.1f} MiB") for name, peak in mib.items())
+HTML(viz.Table("Measured in this process", ("a checkpoint around", "peak"), rows).to_html())
 
 # %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
 # Around the whole model you compute everything twice and save nothing: backward begins by bringing all activations
@@ -400,10 +406,11 @@ assert at_end[-1] - each[-1] > 0.4 * whole_mib
 offload = {"on the GPU": False, "offloaded": True}
 both = {name: simulate("llama3-8b", eight, Plan(**row, cpu_offload=there)) for name, there in offload.items()}
 slower = both["offloaded"].tokens_per_s_per_gpu / both["on the GPU"].tokens_per_s_per_gpu
-print(f"offloaded: {slower:.0%} of the tokens per second")
 assert 0.5 < slower < 0.6
 assert 0.15 < 1 - both["offloaded"].peak_memory_bytes / both["on the GPU"].peak_memory_bytes < 0.19
-viz.memory_waterfall(both).titled("Offloading the shards saves a sixth of the peak")
+rows = tuple((name, f"{sim.peak_memory_bytes / GIB:.1f} GiB", f"{sim.tokens_per_s_per_gpu:,.0f}")
+             for name, sim in both.items())  # fmt: skip
+HTML(viz.Table("Llama 3 8B, its shards", ("", "peak", "tokens/s per GPU"), rows).to_html())
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "the parameters not in use". *All* shards live on the CPU, of parameters, gradients and optimizer state, and the
