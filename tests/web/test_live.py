@@ -103,6 +103,17 @@ def test_a_pinned_plan_stays_above_a_goal_is_judged_and_an_operation_says_why_it
     assert parse_qs(urlsplit(start.url).fragment)["plan"] == [LINE]
 
 
+def test_the_start_page_is_accessible_while_a_plan_is_pinned(start: Any) -> None:
+    from tests.web.test_accessible import violations  # skips where axe is not installed
+
+    start.set_viewport_size({"width": 390, "height": 900})
+    start.emulate_media(color_scheme="dark")
+    start.get_by_role("button", name="Pin as A").click()
+    moved(start, 1)
+    assert start.evaluate("document.documentElement.scrollWidth") <= 390
+    assert violations(start) == []
+
+
 def test_what_is_impossible_is_said_and_the_figure_stays(start: Any) -> None:
     start.evaluate(
         "location.hash = 'plan=' + encodeURIComponent('model=gpt2-124m gpu=H100-SXM-80GB gpus=8 jitter=0.2')"

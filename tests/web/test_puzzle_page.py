@@ -75,3 +75,18 @@ def test_a_line_is_dragged_and_what_cannot_be_is_refused_with_a_sentence(opened:
     page.locator(".puzzle .undo").click()
     drawn(page, 4)
     assert lines(page) == list(levels()["first_prefetch"].start)
+
+
+@pytest.mark.tail
+def test_the_puzzle_is_accessible_and_no_wider_than_a_phone(opened: Any, live_site: str) -> None:
+    from tests.web.test_accessible import violations  # skips where axe is not installed
+
+    page = opened
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{live_site}/puzzle.html#level=one_queue")
+    drawn(page, 1)
+    page.locator(".puzzle .hint").first.click()
+    drawn(page, 2)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert violations(page) == []
