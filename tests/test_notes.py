@@ -80,8 +80,8 @@ def test_what_trains_wrongly_or_far_below_the_gpu_is_said(gpu, plan, says) -> No
 @pytest.mark.parametrize(("model", "plan", "says"), [
     ("mixtral-8x7b", {"fp8": "rowwise"}, "the 8 experts of a layer (89% of the parameters) are one"),
     ("mixtral-8x7b", {"lora_rank": 8}, "are one tensor, which has no adapters (peft's target_parameters"),
-    ("mixtral-8x7b", {"lora_rank": 8, "experts_impl": "loop"}, "Plan.lora_targets='all-linear' adapts neither the 8"),
-    ("mixtral-8x7b", {"lora_rank": 8, "base_quantization": "nf4"}, "Plan.lora_targets='all-linear' adapts neither"),
+    ("mixtral-8x7b", {"lora_rank": 8, "experts_impl": "loop"}, "adapts the linear layers of the 8 experts of a layer"),
+    ("mixtral-8x7b", {"lora_rank": 8, "base_quantization": "nf4"}, "not the router, which peft adapts too"),
     ("mixtral-8x7b", {"lora_rank": 8, "experts_impl": "loop", "lora_targets": ("wq", "wv")}, ""),
     ("mixtral-8x7b", {}, ""),
     ("llama3-8b", {"fp8": "rowwise", "compile": True}, ""),

@@ -259,3 +259,17 @@ def test_a_program_is_gone_with_its_simulation_before_garbage_is_looked_for():
     gc.enable()
 
     assert gone
+
+
+@pytest.mark.parametrize(("plan", "of"), [
+    (Plan(float32_matmul_precision="high"), "tf32"),
+    (Plan(fp8="tensorwise"), "bf16"),
+    (Plan(), "fp32"),
+    (Plan(param_dtype="fp16", fp8="tensorwise"), "fp16"),
+])  # fmt: skip
+def test_utilisation_is_of_the_peak_of_what_the_matmuls_compute_in(plan, of):
+    """Of fp32's, fp8 and TF32 would reach several times all of it."""
+    sim = simulate("llama3.2-1b", Cluster("H100", gpus=8), plan)
+    flops = sim.tokens_per_s_per_gpu * sim.workload.model_flops_per_token
+
+    assert sim.mfu == pytest.approx(flops / sim.cluster.gpu.peak_flops(of))

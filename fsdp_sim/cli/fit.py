@@ -6,7 +6,17 @@ import sys
 
 import click
 
-from fsdp_sim.cli.options import NO, Command, json_option, option, print_json, request_options, schema_option, working
+from fsdp_sim.cli.options import (
+    NO,
+    Command,
+    Whole,
+    json_option,
+    option,
+    print_json,
+    request_options,
+    schema_option,
+    working,
+)
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
 from fsdp_sim.requests import (
     FitResult,
@@ -29,7 +39,7 @@ LABELS = {"model": "model", "layers": "number of layers", "micro-batch": "micro-
 
 @click.command(cls=Command, epilog="Exit status: 0; 1 if none fits; 2 for what was asked wrongly.")
 @option("--largest", "what", type=click.Choice(LARGEST_OF), default="micro-batch", show_default=True, help="Of what.")
-@option("--multiple-of", type=click.IntRange(min=1), help="The answer is a multiple of it.  [default: 1; seq-len 128]")
+@option("--multiple-of", type=Whole(min=1), help="The answer is a multiple of it.  [default: 1; seq-len 128]")
 @option("--family", default="", metavar="NAME", help="With --largest model: only names that begin so, such as llama3.")
 @request_options()
 @json_option

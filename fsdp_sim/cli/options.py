@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from fsdp_sim.configurations import FORMATS
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
-from fsdp_sim.spec import Model, Plan, gpu_names, link_names
+from fsdp_sim.spec import Model, Plan, gpu_names, link_names, number_meant
 from fsdp_sim.words import called_here, did_you_mean, harmless, shortened
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ class Text(click.ParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         found = [name for name in self.names() if name.lower().startswith(incomplete.lower())]
         return [CompletionItem(name) for name in found]
+
+
+class Whole(click.IntRange):
+    """A whole number; one that is written otherwise is answered with what to write."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            meant = number_meant(value)
+            self.fail(f"{error.message.rstrip('.')}{f'; {meant}' if meant else ''}", param, ctx)
 
 
 class KeyValue(Text):

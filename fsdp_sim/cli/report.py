@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -21,6 +23,7 @@ from fsdp_sim.requests import (
     category_name,
     change_in_words,
 )
+from fsdp_sim.simulation import peak_dtype
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
@@ -56,7 +59,7 @@ def print_result(result: Result, job: Job) -> None:
 
     numbers = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     tokens_per_s = result.tokens_per_s_per_gpu * result.gpus
-    exposed = result.exposed_comm_s / result.step_time_s
+    exposed, peak = result.exposed_comm_s / result.step_time_s, peak_dtype(dtype, plan)
     between = ""
     if result.between_steps_s:
         what = f"data, logging{', checkpoints' if plan.save_every else ''}"
@@ -77,7 +80,7 @@ def print_result(result: Result, job: Job) -> None:
             "throughput",
             f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
         ),
-        ("MFU", f"{result.mfu:.1%}{f' of the peak in {dtype}' if plan.fp8 else ''}"),
+        ("MFU", f"{result.mfu:.1%}{f' of the peak in {peak}' if plan.fp8 or peak != dtype else ''}"),
         ("exposed communication", f"{human_ms(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
         (
             "peak memory",
@@ -148,12 +151,20 @@ def print_results(results: Sequence[Result | Failure]) -> None:
             console.print(f"{which}: {result.error}", style="red", soft_wrap=True, markup=False)
 
 
+SHOWN_REASONS = 3  # why plans of a sweep are impossible
+
+
 def print_front(
     rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str], notes: Sequence[str]
 ) -> None:
     """Print the Pareto front of a sweep, how many plans there were, and what `notes_of` says of them."""
     console = _console()
     console.print(f"{counted(rows)}.")
+    reasons = [row["error"] for row in rows if row["error"]]
+    for reason, places in itertools.islice(Counter(reasons).items(), SHOWN_REASONS):
+        console.print(f"Impossible{f', {places:,} of them' if places > 1 else ''}: {reason}.")
+    if (more := len(set(reasons)) - SHOWN_REASONS) > 0:
+        console.print(f"{more:,} more reasons are in the column error (--out FILE).")
     if front:
         _print_plans(console, [rows[place] for place in front], varied)
     for note in notes:

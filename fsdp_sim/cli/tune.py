@@ -16,6 +16,7 @@ from fsdp_sim.cli.options import (
     NO,
     Command,
     KeyValue,
+    Whole,
     json_option,
     option,
     print_json,
@@ -86,7 +87,7 @@ class TuneRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: i
 )
 @option(
     "--global-batch",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     section="Search",
     help="Sequences of a step over all GPUs.  [default: micro-batch x grad-accum x GPUs]",
 )

@@ -192,7 +192,7 @@ def experts(tape: Writer, read: str) -> str:
     d, width, rows = model.d_model, model.d_expert or model.d_ffn, tape.tokens * (model.experts_per_token or 1)
     gated = model.ffn_type in GATED
 
-    if tape.weights.loops_experts:
+    if tape.weights.looped:
         return _plus_shared(tape, read, _expert_by_expert(tape, read))
 
     def product(source: str, write: str, features: int, weight: str, of: int) -> None:
@@ -253,20 +253,10 @@ def _expert_by_expert(tape: Writer, read: str) -> str:
     """
     model, wide, weights, all_tokens = tape.model, tape.width(read), tape.weights, tape.tokens
     d, count, width, k = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, model.experts_per_token or 1
-    trained = {name: weights.trains(name) for name in ("router", "experts.up", "experts.down")}
-    grads = {name: tape.trained_bytes(tape.params_of(name)) for name in trained}
-
-    def product(source: str, write: str, n_in: int, n_out: int, of: str, share: int) -> None:
-        sizes = {write: tape.tokens * n_out * wide}
-        step = Step((source,), (write,), (source,) * trained[of], op="mm", trains=trained[of])
-        step = step._replace(param_bytes=grads[of] // share)
-        if weights.quantization is not None:
-            whole = {f"{write}.whole": n_in * n_out * tape.number}
-            tape.step(Step((), tuple(whole)), whole)
-            step = step._replace(holds=tuple(whole), scratch=sum(whole.values()))
-        tape.step(step, sizes)
-
-    product(read, "router.logits", d, count, "router", 1)
+    routes = weights.trains("router")
+    step = Step((read,), ("router.logits",), (read,) * routes, op="mm", trains=routes)
+    step = step._replace(param_bytes=tape.trained_bytes(tape.params_of("router")))
+    tape.step(step, {"router.logits": all_tokens * count * wide})
     chances = 4 * all_tokens * count
     tape.step(Step(("router.logits",), ("chances",), ("chances",)), {"chances": chances})
     tape.step(
@@ -280,13 +270,13 @@ def _expert_by_expert(tape: Writer, read: str) -> str:
         copy = {f"{own}.copy": tape.bytes_of(d, wide), f"{own}.order": 8 * tape.tokens}
         tape.step(Step((read,), (f"{own}.copy",), (f"{own}.order",)), copy)
         for name in ups:
-            product(f"{own}.copy", f"{own}.{name}", d, width, "experts.up", count * len(ups))
+            tape.linear(f"{own}.copy", f"{own}.{name}", d, width, f"experts.{name}")
         if len(ups) == 2:
             tape.pointwise((f"{own}.gate",), f"{own}.act", width, saves=(f"{own}.gate",))
             tape.pointwise((f"{own}.act", f"{own}.up"), f"{own}.inner", width, saves=(f"{own}.act", f"{own}.up"))
         else:
             tape.pointwise((f"{own}.up",), f"{own}.inner", width, saves=(f"{own}.up",))
-        product(f"{own}.inner", f"{own}.out", width, d, "experts.down", count)
+        tape.linear(f"{own}.inner", f"{own}.out", width, d, "experts.down")
         tape.pointwise((f"{own}.out", "weights"), f"{own}.weighed", d, saves=(f"{own}.out", "weights"))
         after = f"{own}.sum"
         tape.step(Step((total, f"{own}.weighed"), (after,), alias=True), {after: all_tokens * d * wide})

@@ -8,7 +8,6 @@ d_model, F d_ffn, V vocab.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from fsdp_sim.cost.linears import Kernels, linear, matmul, pointwise
 from fsdp_sim.cost.weights import Weights
@@ -225,7 +224,7 @@ def moe_parts(
         ),
         "sum": ([weigh, copy, add], [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back),
     }
-    if weights.loops_experts:
+    if weights.looped:
         back = [chosen] * bool(router_back) + router_back
         looped = _expert_by_expert(model, tokens, weights, grad=grad)
         parts |= {"router": ([*router, chosen], back), "experts": looped, "sum": ([], [])}
@@ -241,7 +240,7 @@ def moe_parts(
 
 
 def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool) -> tuple[Kernels, Kernels]:
-    """Frozen experts as linear layers in a loop: `MixtralSparseMoeBlock` of transformers 4.45.
+    """Experts as linear layers in a loop: `MixtralSparseMoeBlock` of transformers 4.45.
 
     Of each: which tokens are its own (five small kernels), a copy of them, its layers, times their weights, added to
     the output. Backward of the copy is a tensor of all tokens, zeros but for these, added to that of the others.
@@ -249,11 +248,10 @@ def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool
     d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.stream_dtype
     each = max(1, round(tokens * (model.experts_per_token or 1) / experts))
     find, copy = pointwise(2.0 * tokens, "fp32", count=5), pointwise(2.0 * each * d, dtype)
-    plain = replace(weights, lora_targets=())  # no adapters: the experts' own weights are one parameter here
-    layers, back = feed_forward(model, each, plain, name="expert", width=width, grad=grad)
+    layers, back = feed_forward(model, each, weights, name="experts", width=width, grad=grad)
     forward = [find, copy, *layers, pointwise(2.0 * each * d, dtype), pointwise(3.0 * each * d, dtype)]
     added = [pointwise((1.0 * tokens + 3.0 * each) * d, dtype, count=2), pointwise(3.0 * tokens * d, dtype)]
-    backward = [copy, pointwise(5.0 * each * d, dtype, count=3), *back, *added] if grad else []
+    backward = [copy, pointwise(5.0 * each * d, dtype, count=3), *back, *added * grad] if grad or back else []
     return forward * experts, backward * experts
 
 

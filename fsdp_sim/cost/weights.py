@@ -5,17 +5,19 @@ Names are those of `fsdp_sim.spec.block_shapes`: the linear layer ``attn.wq`` ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from fsdp_sim.schedule import DTYPE_BYTES, Param
-from fsdp_sim.spec import QUANTIZATIONS, Model, Plan, Quantization
+from fsdp_sim.spec import GATED, QUANTIZATIONS, Model, Plan, Quantization
 from fsdp_sim.words import in_brief, nearest
 
 HUGGING_FACE_NAMES = {  # of linear layers, in peft's target_modules
-    "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "ffn.gate", "up_proj": "ffn.up",
-    "down_proj": "ffn.down", "c_attn": "qkv", "query_key_value": "qkv", "Wqkv": "qkv", "c_fc": "ffn.up",
+    "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "gate", "up_proj": "up",
+    "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down", "c_attn": "qkv", "query_key_value": "qkv",
+    "Wqkv": "qkv", "c_fc": "ffn.up",
 }  # fmt: skip
 FP8_MULTIPLE = 16  # of both dimensions, for torch._scaled_mm; torchao and torchtitan leave other layers as they are
 
@@ -31,7 +33,7 @@ class Weights:
         lora_targets: linear layers of the blocks that have adapters; None is all.
         quantization: of the blocks' linear layers.
         fp8: the recipe of the blocks' linear layers.
-        loops_experts: experts are linear layers, one after the other.
+        looped: the linear layers of one expert (name, rows, columns), where experts are such, one after the other.
         kbit_training: who makes fp32 of what is not quantised.
         norm: of the model.
         prefix: what the names of a block's parameters begin with in the model: ``layers.3.``.
@@ -46,7 +48,7 @@ class Weights:
     quantization: Quantization | None = None
     fp8: str | None = None
     fp8_all_gather: bool = False
-    loops_experts: bool = False
+    looped: tuple[tuple[str, int, int], ...] = ()
     kbit_training: str | None = None
     norm: str = ""
     prefix: str = ""
@@ -67,7 +69,8 @@ class Weights:
         return replace(self, prefix=f"{name}.") if self.freeze else self
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter of the model itself is trained."""
+        """Whether a parameter of the model itself is trained; of experts, gate and up are one (``experts.up``)."""
+        name = name.replace("experts.gate", "experts.up")
         return self.lora_rank is None and not any(_holds(pattern, self.prefix + name) for pattern in self.freeze)
 
     def adapts(self, linear: str) -> bool:
@@ -99,20 +102,44 @@ class Weights:
         The bits of a quantised weight are packed into a column of numbers of the dtype of compute, which FSDP shards
         like any other and does not cast (``bnb_4bit_quant_storage`` of bitsandbytes).
         """
+        if self.looped and _expert(name):
+            return self._params_of_experts(name, rows, columns, dtype)
         param = self.param(name, rows, columns, dtype)
         linear = _linear(name, columns)
-        if self.quantization is not None and self.quantises(name, columns):
-            stored = DTYPE_BYTES[self.compute_dtype]
-            packed = -(-rows * columns * self.quantization.bits // (8 * stored))
-            param = replace(param, shape=(packed, 1), dtype=self.compute_dtype)
+        if self.quantises(name, columns):
+            param = self._packed(param)
         elif linear and self.fp8_all_gather and self.recipe(rows, columns):
             param = replace(param, gather_dtype="fp8")
-        if not linear or not self.adapts(linear):
-            return (param,)
+        return (param, *(self._adapter(linear, linear, rows, columns, dtype) if linear else ()))
+
+    def _packed(self, param: Param) -> Param:
+        stored, bits = DTYPE_BYTES[self.compute_dtype], self.quantization.bits if self.quantization else 0
+        packed = -(-math.prod(param.shape) * bits // (8 * stored))
+        return replace(param, shape=(packed, 1), dtype=self.compute_dtype)
+
+    def _adapter(self, linear: str, name: str, rows: int, columns: int, dtype: str) -> tuple[Param, ...]:
+        """The two matrices beside a linear layer, which a plan may call otherwise than the model does."""
+        if not self.adapts(linear):
+            return ()
         rank = self.lora_rank or 0
         dtype = "fp32" if self.kbit_training == "peft" else dtype
-        adapter = {f"{linear}.lora_A.weight": (rank, columns), f"{linear}.lora_B.weight": (rows, rank)}
-        return (param, *(Param(of, shape, dtype) for of, shape in adapter.items()))
+        adapter = {f"{name}.lora_A.weight": (rank, columns), f"{name}.lora_B.weight": (rows, rank)}
+        return tuple(Param(of, shape, dtype) for of, shape in adapter.items())
+
+    def _params_of_experts(self, name: str, experts: int, columns: int, dtype: str) -> tuple[Param, ...]:
+        """Each expert's own linear layers, which FSDP cuts by their rows; of quantised ones the bits as one column."""
+        param = self.param(name, experts, columns, dtype)
+        quantised = self.quantises(name, columns)
+        found = [self._packed(param)] if quantised else []
+        for e in range(experts):
+            for of, n, k in self.looped:
+                if (of == "down") != (name == "experts.down"):
+                    continue
+                if not quantised:
+                    of_gather = "fp8" if self.fp8_all_gather and self.recipe(n, k) else None
+                    found.append(replace(param, name=f"experts.{e}.{of}.weight", shape=(n, k), gather_dtype=of_gather))
+                found += self._adapter(f"experts.{of}", f"experts.{e}.{of}", n, k, dtype)
+        return tuple(found)
 
     def buffer_bytes(self, name: str, rows: int, columns: int) -> int:
         """What a parameter of a block has beside it on every rank: the scales of a quantised weight."""
@@ -134,10 +161,16 @@ def weights_of(model: Model, plan: Plan) -> Weights:
         quantization=QUANTIZATIONS[plan.base_quantization] if plan.base_quantization else None,
         fp8=plan.fp8,
         fp8_all_gather=plan.fp8_all_gather,
-        loops_experts=plan.experts_impl == "loop" or plan.base_quantization is not None,
+        looped=_linears_of_an_expert(model) if plan.experts_impl == "loop" or plan.base_quantization else (),
         kbit_training=plan.kbit_training,
         norm=model.norm,
     )  # fmt: skip
+
+
+def _linears_of_an_expert(model: Model) -> tuple[tuple[str, int, int], ...]:
+    d, width = model.d_model, model.d_expert or model.d_ffn
+    gate = (("gate", width, d),) if model.ffn_type in GATED else ()
+    return (*gate, ("up", width, d), ("down", d, width)) if model.n_expert else ()
 
 
 def check_names(model: str, plan: Plan, params: Iterable[str], linears: Iterable[str]) -> None:

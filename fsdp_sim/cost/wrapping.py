@@ -112,12 +112,10 @@ def _check_names(model: Model, plan: Plan) -> None:
     of_blocks = {name: block_shapes(model, block) for name, block in blocks(model).items()}
     params = [name for name, *_ in root_shapes(model, plan.seq_len)]
     params += [f"{block}.{name}" for block, shapes in of_blocks.items() for name, *_ in shapes]
-    check_names(
-        model.name,
-        plan,
-        params,
-        (name.removesuffix(".weight") for name, _, n in itertools.chain(*of_blocks.values()) if n > 1),
-    )
+    shapes = itertools.chain(*of_blocks.values())
+    linears = [name.removesuffix(".weight") for name, _, n in shapes if n > 1 and name.endswith(".weight")]
+    linears += [f"experts.{of}" for of, *_ in weights_of(model, plan).looped]
+    check_names(model.name, plan, params, linears)
 
 
 def _wrapped(model: Model, wrap: Wrap, shapes_of: Mapping[str, Shapes]) -> set[str]:

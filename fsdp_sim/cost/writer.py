@@ -153,7 +153,7 @@ class Writer:
         base = f"{out}.base" if weights.adapts(name) else out
         grads, more = self.trained_bytes(params), {}
         if weights.quantization is not None:  # whole before its matmul, forward and backward
-            whole = {f"{name}.whole": n_in * n_out * self.number}
+            whole = {f"{write}.whole": n_in * n_out * self.number}
             self.step(Step((), tuple(whole)), whole)
             more = {"holds": tuple(whole), "scratch": sum(whole.values())}
         elif weights.recipe(n_out, n_in):  # copies in fp8; backward those of the output's gradient, weight and input

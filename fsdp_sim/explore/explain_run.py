@@ -133,7 +133,8 @@ def explain_run(
         options: of `simulate`.
 
     Raises:
-        ValueError: the request cannot be simulated as it is; ``known`` has a name that is none of a suspect.
+        ValueError: the request cannot be simulated as it is; no such GPU can have done what was measured; ``known``
+            has a name that is none of a suspect.
 
     Example:
         >>> said = Plan(param_dtype="bf16", seq_len=4096, activation_checkpointing="full")
@@ -151,6 +152,7 @@ def explain_run(
             f"{did_you_mean(unknown[0], names, 'that is')}"
         )
     accounts = [_beside(Account((), asked, simulate(*asked, **options), {}), measured)]
+    _check_possible(measured, accounts[0].sim)
     alone = [s for s in suspects(asked) if s.name not in known]
     accounts += _accounts(((s,) for s in alone), asked, measured, options)
     if min(account.worst for account in accounts) > BAD:
@@ -162,6 +164,24 @@ def explain_run(
     shares = [math.exp(weight - most) for weight in weights]
     ranked = [replace(a, likelihood=share / sum(shares)) for a, share in zip(accounts, shares, strict=True)]
     return RunExplained(measured, tuple(sorted(ranked, key=lambda account: -account.likelihood)), options)
+
+
+def _check_possible(measured: Measured, sim: Simulation) -> None:
+    """Refuse a step faster than the GPU's highest peak, and more memory than it has: the log means something else."""
+    gpu, plan = sim.cluster.gpu, sim.plan
+    if measured.step_time_s is not None:
+        flops = sim.workload.model_flops_per_token * sim.workload.tokens * plan.grad_accum
+        times = flops / measured.step_time_s / max(gpu.peak_flops(dtype) for dtype in gpu.dtypes)
+        if times > 1:
+            raise ValueError(
+                f"a step of {human_ms(measured.step_time_s)} is {times:.3g} times as fast as {gpu.name} computes at "
+                f"its peak, with {plan.micro_batch} x {plan.seq_len:,} tokens a rank in each of {plan.grad_accum} "
+                f"micro-batches; give all GPUs' tokens as --tokens-per-s, or the run's micro_batch, seq_len and "
+                f"grad_accum"
+            )
+    peak = max(measured.peak_bytes or 0.0, measured.reserved_bytes or 0.0)
+    if peak > gpu.mem_bytes:
+        raise ValueError(f"a peak of {human_bytes(peak)} is more than the {human_bytes(gpu.mem_bytes)} of {gpu.name}")
 
 
 def _accounts(

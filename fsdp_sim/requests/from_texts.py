@@ -174,6 +174,12 @@ def model_file(path: str) -> dict[str, Any]:
         OF_CONFIG_JSON & table.keys() or (isinstance(table.get("model"), dict) and "flavor" in table["model"])
     ):
         return _fields(Model.from_config(path))
+    if isinstance(table, dict) and "peft_type" in table:
+        base = in_brief(table.get("base_model_name_or_path"))
+        raise ValueError(
+            f"{path} is peft's configuration of an adapter, not a model: its base is {base} (--model, or --model-file "
+            f"with that one's config.json), and its r and target_modules are the plan's lora_rank and lora_targets"
+        )
     if isinstance(table, dict) and set(table) == {"model"}:
         table = table["model"]
     return given(convert(table, ModelFields, path))

@@ -107,9 +107,13 @@ def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str
         fields of the plan, and a sentence about them.
     """
     asked = {"param_dtype", "reduce_dtype"} & set(fields)
-    fsdp = fields.get("api", "fsdp2") in ("fsdp2", "fsdp1")
-    if asked or not fsdp or cluster.kind == "cpu" or not cluster.gpu.supports_bf16:
+    if asked or cluster.kind == "cpu" or not cluster.gpu.supports_bf16:
         return {}, []
+    if (api := fields.get("api", "fsdp2")) not in ("fsdp2", "fsdp1"):
+        return {}, [
+            f"Compute is in the dtype of the parameters: the request names none, and {api} has no policy of its own. "
+            f"param_dtype=bf16 is autocast, and what FSDP is given in its place."
+        ]
     beside = " beside fp8" if fields.get("fp8") else " beside quantised weights" * bool(fields.get("base_quantization"))
     note = (
         f"Gathers and compute{beside} in bf16, reductions in fp32, as in torch's FSDP2 tutorial: the request names no "

@@ -114,7 +114,7 @@ class Unit:
             object.__setattr__(self, "segments", (self.name,))
         names: dict[str, list[object]] = {"parameter": [p.name for p in self.params], "segment": list(self.segments)}
         for what, given in names.items():
-            twice = [name for name in given if given.count(name) > 1]
+            twice = [name for name in given if given.count(name) > 1] if len(set(given)) < len(given) else []
             if twice:
                 raise ValueError(f"unit {self.name} names the {what} {twice[0]!r} twice; each needs its own name")
         for p in self.params:

@@ -30,8 +30,7 @@ def beside_experts(model: Model, plan: Plan) -> list[str]:
         )
     if plan.lora_rank and loop and plan.lora_targets == "all-linear":
         notes.append(
-            f"Plan.lora_targets='all-linear' adapts neither {are} nor their router here; peft's does where they are "
-            f"linear layers one by one, as they are with experts_impl='loop' or quantised: name the targets of "
-            f"attention to compare."
+            f"Plan.lora_targets='all-linear' adapts the linear layers of {are}, one by one, as peft does where they "
+            f"are such; not the router, which peft adapts too."
         )
     return notes

@@ -216,8 +216,10 @@ class Simulation:
 
     @property
     def mfu(self) -> float:
-        """Model-FLOPs utilisation: 6 N + 12 L d T FLOPs per token (Chowdhery et al. 2022) over the dense peak."""
-        peak: float = self.cluster.gpu.peak_flops(self.workload.dtype)
+        """Model-FLOPs utilisation: 6 N + 12 L d T FLOPs per token (Chowdhery et al. 2022) over the dense peak in
+        `peak_dtype`.
+        """
+        peak: float = self.cluster.gpu.peak_flops(peak_dtype(self.workload.dtype, self.plan))
         return self.tokens_per_s_per_gpu * self.workload.model_flops_per_token / peak
 
     @cached_property
@@ -405,6 +407,15 @@ def simulate(
 @lru_cache(maxsize=256)
 def _contention_of(collectives: CollectiveCosts) -> engine.Contention:
     return engine.Contention(compute_slowdown_by_collective=collectives.slowdown, nic_share=collectives.nic_share)
+
+
+def peak_dtype(dtype: str, plan: Plan) -> str:
+    """In which dtype the peak is that `Simulation.mfu` is a share of: that of compute; where matmuls are in fp8 bf16's,
+    as is usual, and where they are in TF32 TF32's.
+    """
+    if dtype != "fp32":
+        return dtype
+    return "bf16" if plan.fp8 else "tf32" if plan.float32_matmul_precision == "high" else dtype
 
 
 def _check_settings(workload: Workload, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from fsdp_sim.spec.blocks import (
 from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.cluster import Cluster, GroupSpan
 from fsdp_sim.spec.dtypes import DTYPE_BYTES, TORCH_DTYPES
-from fsdp_sim.spec.elsewhere import API_OF_ZERO
+from fsdp_sim.spec.elsewhere import API_OF_ZERO, number_meant
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
@@ -73,6 +73,7 @@ __all__ = [
     "link_names",
     "model_of_flavor",
     "number",
+    "number_meant",
     "one_of",
     "param_shapes",
     "plan_fields",

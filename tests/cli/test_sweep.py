@@ -40,6 +40,7 @@ def test_every_combination_is_a_row_in_order_with_what_simulate_says(tmp_path):
         assert "shard_size is 3, which does not divide" in row["error"]
         assert row["step_time_s"] == ""
     assert "9 combinations: 4 fit, 2 do not, 3 are impossible." in done.stdout
+    assert "Impossible, 3 of them: Plan.shard_size is 3, which does not divide" in " ".join(done.stdout.split())
 
 
 def test_the_pareto_front_is_printed_and_in_the_json():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload, workload
-from fsdp_sim.schedule import build
+from fsdp_sim.schedule import Param, build
 from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Memory, Op, Phase
@@ -29,7 +29,8 @@ def matmul_flops(work: Work, backward: bool = True, dtype: str | None = None) ->
 
 def test_quantised_experts_are_linear_layers_one_after_the_other() -> None:
     mixtral = Model.preset("mixtral-8x7b")
-    whole, packed = (made(mixtral, lora_rank=8, base_quantization=how) for how in (None, "nf4"))
+    attention = {"lora_rank": 8, "lora_targets": ("wq", "wv")}
+    whole, packed = (made(mixtral, base_quantization=how, **attention) for how in (None, "nf4"))
     experts = [
         sum(math.prod(p.shape) for unit in work.units for p in unit.params if "experts." in p.name)
         for work in (whole, packed)
@@ -42,6 +43,48 @@ def test_quantised_experts_are_linear_layers_one_after_the_other() -> None:
     assert block.saved_bytes == pytest.approx(
         whole_block.saved_bytes, rel=0.001
     )  # a whole expert is there for a moment
+
+
+def test_experts_in_a_loop_are_cut_by_their_own_rows_adapted_and_gathered_in_fp8() -> None:
+    """As `nn.Linear` of their own are: eight experts on 32 ranks need no padding (transformers before 5)."""
+    mixtral, n = Model.preset("mixtral-8x7b"), 8 * 3
+    d, width, rank = mixtral.d_model, mixtral.d_ffn, 16
+    fp8 = {"fp8": "tensorwise", "fp8_all_gather": True}
+    grouped, loop, adapted, in_fp8 = (
+        made(mixtral, **fields)
+        for fields in (
+            {}, {"experts_impl": "loop"}, {"experts_impl": "loop", "lora_rank": rank}, {"experts_impl": "loop", **fp8}
+        )
+    )  # fmt: skip
+
+    def experts(work: Workload) -> list[Param]:
+        return [p for p in work.units[1].params if p.name.startswith("experts.")]
+
+    assert [p.padded_bytes(32) // p.bytes for p in experts(grouped)] == [4, 4]
+    assert [p.padded_bytes(32) // p.bytes for p in experts(loop)] == [1] * n
+    assert sum(p.bytes for p in experts(loop)) == sum(p.bytes for p in experts(grouped))
+    lora = [p for p in experts(adapted) if "lora" in p.name]
+    assert sum(math.prod(p.shape) for p in lora) == n * rank * (d + width)
+    assert {p.requires_grad for p in experts(adapted) if p not in lora} == {False}
+    more = matmul_flops(adapted.work["layers.1"], backward=False) - matmul_flops(loop.work["layers.1"], backward=False)
+    rows_of_experts, of_attention = TOKENS * 2 * 3 * (d + width), TOKENS * (4 * d + 2 * d + 2 * d // 4)
+    assert more == 2 * rank * (rows_of_experts + of_attention)
+    assert {p.gather_dtype for p in experts(in_fp8)} == {"fp8"}
+
+
+@pytest.mark.parametrize(("targets", "adapted"), [
+    (("w1",), {"gate"}), (("experts.down",), {"down"}), (("gate_proj", "down_proj"), {"gate", "down"}),
+    (("wq",), set()),
+])  # fmt: skip
+def test_adapters_of_experts_in_a_loop_are_where_their_names_say(targets, adapted) -> None:
+    work = made(Model.preset("mixtral-8x7b"), experts_impl="loop", lora_rank=8, lora_targets=targets)
+    names = {p.name.split(".")[2] for p in work.units[1].params if p.name.startswith("experts.") and "lora" in p.name}
+    assert names == adapted
+
+
+def test_experts_of_one_tensor_are_no_linear_layers_to_adapt() -> None:
+    with pytest.raises(ValueError, match=r"'experts.up', which is no linear layer of a block .*attn.wo$"):
+        made(Model.preset("mixtral-8x7b"), lora_rank=8, lora_targets=("experts.up",))
 
 
 # -- frozen

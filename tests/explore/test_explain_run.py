@@ -55,6 +55,15 @@ def test_what_is_known_is_not_doubted():
         explain_run(*RUN, Measured(1.0), known=["wrp"])
 
 
+@pytest.mark.parametrize(("measured", "says"), [
+    (Measured(1e-3), r"a step of 1\.00 ms is .* times as fast as .* computes at its peak, .* --tokens-per-s"),
+    (Measured(peak_bytes=500 * 2**30), r"a peak of 500 GiB is more than the \d+\.?\d* GiB of"),
+])  # fmt: skip
+def test_what_no_such_gpu_can_have_done_is_refused(measured, says):
+    with pytest.raises(ValueError, match=says):
+        explain_run(*RUN, measured)
+
+
 def test_the_measurement_that_decides_is_the_one_in_which_the_first_two_differ():
     """Time alone does not tell how states are kept; memory does, and it is asked for with both predictions."""
     did = simulate(*RUN)

@@ -56,7 +56,10 @@ def test_a_plan_is_built_once_whether_words_or_json_ask_for_it(monkeypatch):
 
 @pytest.mark.parametrize("api", ["ddp", "zero1", "zero2"])
 def test_dtypes_are_chosen_for_fsdp_alone(api):
-    assert resolve(request_of_texts(BASE | {"api": api})).plan == Plan(api=api)
+    job = resolve(request_of_texts(BASE | {"api": api}))
+
+    assert job.plan == Plan(api=api)
+    assert any(f"{api} has no policy of its own. param_dtype=bf16" in note for note in job.notes)
 
 
 def test_two_names_of_a_model_are_an_error(tmp_path):
@@ -65,6 +68,14 @@ def test_two_names_of_a_model_are_an_error(tmp_path):
 
     with pytest.raises(ValueError, match="name one of them"):
         request_of_texts(BASE | {"model_file": str(path)})
+
+
+def test_an_adapters_configuration_names_the_model_it_is_for(tmp_path):
+    path = tmp_path / "adapter_config.json"
+    path.write_text('{"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B", "r": 16}')
+
+    with pytest.raises(ValueError, match=r"of an adapter, not a model: its base is 'meta-llama/Llama-3.1-8B'"):
+        request_of_texts({"model_file": str(path), "gpu": "A100", "gpus": "8"})
 
 
 def test_a_file_given_as_the_models_name_is_told_where_files_go():
