@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fsdp_sim.lint.report import FileReport, Finding
 from fsdp_sim.lint.rules import Rule, rules
@@ -33,7 +34,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _result(report: FileReport, finding: Finding, number: int) -> dict[str, Any]:
-    where: dict[str, Any] = {"artifactLocation": {"uri": PurePath(report.target).as_posix()}}
+    where: dict[str, Any] = {"artifactLocation": {"uri": _uri(Path(report.target))}}
     if finding.line:
         where["region"] = {"startLine": finding.line}
         if finding.column:
@@ -48,6 +49,12 @@ def _result(report: FileReport, finding: Finding, number: int) -> dict[str, Any]
         "message": {"text": text_of(finding)},
         "locations": [location],
     }
+
+
+def _uri(path: Path) -> str:
+    """Relative to where one stands, which is how GitHub finds a repository's file; what is elsewhere as ``file://``."""
+    path, here = path.absolute(), Path.cwd()
+    return quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
 
 
 def text_of(finding: Finding) -> str:

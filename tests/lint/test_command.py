@@ -78,6 +78,19 @@ def test_json_and_sarif_say_the_same(script):
     assert log["runs"][0]["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
 
 
+def test_sarif_names_a_file_from_where_one_stands_as_github_has_it_and_others_by_their_whole_address(
+    script, monkeypatch
+):
+    script = script.rename(script.parent / "a b%c.py")
+    uris = []
+    for folder in script.parent, script.parents[1], script.parent / "elsewhere":
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        [result] = json.loads(call("lint", str(script), "--format", "sarif").output)["runs"][0]["results"]
+        uris.append(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
+    assert uris == ["a%20b%25c.py", f"{script.parent.name}/a%20b%25c.py", script.as_uri()]
+
+
 def test_a_model_and_gpus_give_what_a_trap_costs(tmp_path):
     path = tmp_path / "accelerate.yaml"
     path.write_text(
