@@ -40,7 +40,7 @@ from torch.utils.data import DistributedSampler
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.pictures.numerics import curves, side_by_side
+from fsdp_sim.learn.pictures.numerics import curves
 from fsdp_sim.learn.pictures.unit import ShardCell, rows_held
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build as build_program
@@ -50,7 +50,6 @@ from labs.cluster.torchrun import torchrun
 from labs.data import load_corpus
 from labs.experiments import numerics
 from labs.experiments.mine import mine
-from labs.experiments.pictures import bars
 from labs.loop.minimal import make_optimizer, train_step
 from labs.model import build
 from labs.model.gpt import GPTConfig
@@ -59,7 +58,7 @@ from labs.model.gpt import GPTConfig
 # %%
 def table(caption, header, rows):
     cells = tuple(tuple(map(str, row)) for row in rows)
-    return HTML(viz.Table(caption, header, cells).to_html())
+    return HTML(viz.Table(caption, tuple(map(str, header)), cells).to_html())
 
 
 # %% [markdown]
@@ -160,7 +159,7 @@ assert [(record.op, record.dtype) for record in records] == [("all_gather", "bf1
 moved = {record.op.replace("_", "-"): size_bytes[record.dtype] * record.numel / 1e3 for record in records}
 in_fp32 = {record.op.replace("_", "-"): 4 * record.numel / 1e3 for record in records}
 rows = [(op, f"{moved[op]:.0f} kB", f"{in_fp32[op]:.0f} kB") for op in moved]
-table("Half the bytes are gathered, and as many reduced", ("", "moved", "had all been fp32"), rows)
+table("Half the bytes are gathered", ("", "moved", "had all been fp32"), rows)
 
 # %% [markdown]
 # ### Optional: what torch 2.14 and 2.15 changed
@@ -252,10 +251,8 @@ assert row.measured > 0.99
 assert lost["no scale"][0] == 0
 assert [numerics.predict_vanished(n) > 0.9 for n in (2**17 - 1, 2**17)] == [False, True]
 assert lost["no scale"][-1] > 0.99
-labels = [f"2^{n.bit_length() - 1}" for n in n_tokens]
-curves(
-    "Without a scale fp16 loses the gradients of large batches", lost, labels, x_title="tokens", y_title="share lost"
-)
+rows = [(f"{n:,}", *(f"{share[place]:.0%}" for share in lost.values())) for place, n in enumerate(n_tokens)]
+table("Gradients that fp16 loses", ("tokens of the batch", *lost), rows)
 
 # %% [markdown] covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
 # From 2¹⁷ tokens on: times 2⁸ words that is 2²⁵. So you multiply the loss by a **scale** before backward, and divide
@@ -299,7 +296,8 @@ lines = {
 }
 assert lines["together, rank 0"] == lines["together, rank 1"] == [8192, 8192, 4096, 4096, 2048]
 assert lines["each for itself, rank 1"][-1] == 8192
-curves("Scales part when each rank decides for itself", lines, range(5), x_title="steps", y_title="scale", log_y=True)
+rows = [(name, *(f"{scale:,.0f}" for scale in values)) for name, values in lines.items()]
+table("The scale, after so many steps", ("", *range(5)), rows)
 
 # %% [markdown] covers=["coverage 004.71", "coverage 004.118", "coverage 004.125"]
 # With FSDP1 use
@@ -336,12 +334,13 @@ table("Range and precision", ("", "largest", "smallest normal", "spacing at 1"),
 accumulated = numerics.accumulation(ranks=4, micro_batches=4)
 assert all(abs(row.error) < 0.01 for row in accumulated if row.predicted is not None)
 assert accumulated[-1].measured < 1e-6  # the difference of the two gradients
-bars(accumulated, "gradients kept", "Reduce only once, and every rank keeps whole gradients")
-
-# %%
+kept = [row for row in accumulated if row.quantity == "gradients kept"]
 sent = {row.name: row.measured for row in accumulated if row.quantity == "gradients sent"}
-print(*(f"{name}: {megabytes:.2f} MB reduce-scattered in a step" for name, megabytes in sent.items()), sep="\n")
+rows = [
+    (row.name, f"{sent[row.name]:.2f} MB", *(f"{mb:.2f} MB" for mb in (row.predicted, row.measured))) for row in kept
+]
 assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=last"]
+table("Gradients of a step, on each rank", ("", "reduce-scattered", "kept, predicted", "kept, measured"), rows)
 
 # %% [markdown] covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
 # A quarter of the bytes, and whole gradients on every rank. The code looks like DDP's; the memory does not. It is the
@@ -454,7 +453,8 @@ lines = {name: list(run(norm_seen, 4, way, progress=False, show_output=False)) f
 true = torch.arange(1.0, 9.0).norm().item()
 assert all(abs(norm - true) < 1e-4 for norm in lines["all shards"])
 assert max(lines["own shard"]) < true
-curves("Every rank finds a norm of its own, and each is too small", lines, range(4), x_title="rank", y_title="norm")
+rows = [(f"the norm of {name}", *(f"{norm:.2f}" for norm in values)) for name, values in lines.items()]
+table("A gradient of 1 to 8 on four ranks", ("", *(f"rank {rank}" for rank in range(4))), rows)
 
 # %% [markdown] covers=["coverage 004.98", "pitfall 27"]
 # ### Optional: clip DTensors
@@ -474,7 +474,7 @@ assert abs(ran[0] - (9 * 18 * 2) ** 0.5) < 1e-4
 assert [record.op for record in ran.records[0]] == ["all_reduce"]
 whole, moved = 2 * sum(row.numel() for row in rows), ran.records[0][0].numel
 rows = [("clip_grad_norm_ reduces", moved), ("a gather would bring", whole)]
-table("One number for each parameter travels, not the gradients", ("", "numbers"), rows)
+table("Norms travel, not gradients", ("", "numbers"), rows)
 
 # %% [markdown] covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
 # ## 6. Does the optimizer communicate?
@@ -522,8 +522,8 @@ after_step = run(lambda: checked.use(weight, x, 0.5), 2, progress=False, show_ou
 start = (x @ weight.T).square().mean().item()
 assert abs(after_step["FSDP2"] - start) < 1e-6
 assert after_step["FSDP1, use_orig_params"] < 0.9 * start
-losses = {"before the step": dict.fromkeys(after_step, start), "after it": after_step}
-side_by_side("With an optimizer made before wrapping two of three stand still", losses, "loss")
+rows = [(how, f"{start:.4f}", f"{loss:.4f}") for how, loss in after_step.items()]
+table("An optimizer made before wrapping", ("", "loss before the step", "after it"), rows)
 
 # %% [markdown] covers=["pitfall 34", "pitfall 35", "coverage 001.7"]
 # Now **weight decay**. Many trainers decide by a rule: two dimensions, it decays. What does that rule find after
@@ -601,8 +601,8 @@ steps = {"times the ranks": with_ranks, "by the global batch": checked.use}
 lines = {name: [run(rates, n, step, 8 // n, progress=False)[0] for n in (1, 2, 4)] for name, step in steps.items()}
 assert all(abs(lr - 0.1) < 1e-6 for lr in lines["by the global batch"])
 assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
-title = "Eight rows on four ranks are still eight rows: the rate must not grow"
-curves(title, lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
+rows = [(f"the rate {name}", *(f"{lr:.1f}" for lr in values)) for name, values in lines.items()]
+table("Eight rows, on", ("", "one rank", "two", "four"), rows)
 
 # %% [markdown] covers=["coverage 004.73", "misconception 11"]
 # Gradients are averaged, so more ranks alone change nothing. But if each rank keeps its rows, the global batch grows
@@ -695,15 +695,13 @@ board("numerics")
 # ### Your own FSDP: clipping
 #
 # Beside the sum of section 4, one more part of your file decides the last bits: how gradients are clipped.
+# (`standing.picture` draws a step of your file beside torch's, as in chapter 7.)
 
 # %% exercise="clip_grad_norm"
 
 # %% tags=["nbval-ignore-output"]
 standing = mine()
 standing
-
-# %% tags=["nbval-ignore-output"]
-standing.picture
 
 # %% [markdown]
 # ## 10. Lab: the trainer in bf16

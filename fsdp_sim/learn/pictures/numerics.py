@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from fsdp_sim.viz import Picture, Table, chart
 
-PLOT_PX, BAR_PX = 280, 34
+PLOT_PX = 280
 
 
 def curves(
@@ -18,14 +18,12 @@ def curves(
     *,
     x_title: str,
     y_title: str,
-    log_y: bool = False,
 ) -> Picture:
     """Several lines over the same points, told apart by colour, sign and dash.
 
     Args:
         sentence: what the picture shows.
         lines: by name, a value for each of ``x``.
-        log_y: powers of ten, all values above 0.
     """
     figure = go.Figure()
     for number, (name, values) in enumerate(lines.items()):
@@ -40,7 +38,7 @@ def curves(
         showlegend=True, legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"}
     )
     figure.update_xaxes(title=x_title, tickvals=list(x))
-    figure.update_yaxes(title=y_title, type="log" if log_y else "linear")
+    figure.update_yaxes(title=y_title)
     cells = tuple((name, *(f"{value:.4g}" for value in values)) for name, values in lines.items())
     ends = "; ".join(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}" for name, values in lines.items())
     return Picture(figure, f"{sentence}. {ends}.", (Table(y_title, (x_title, *map(str, x)), cells),))
@@ -80,36 +78,3 @@ def losses(
         for step in steps
     )
     return Picture(figure, f"{sentence}.", (Table(quantity, ("step", *curves), cells),))
-
-
-def side_by_side(sentence: str, series: Mapping[str, Mapping[str, float]], quantity: str) -> Picture:
-    """A bar for each name in each series, told apart by colour and hatching, with its value written at its end.
-
-    Args:
-        sentence: what the picture shows.
-        series: by name, a value for each name of a group.
-        quantity: what is counted, with its unit.
-    """
-    figure = go.Figure()
-    for number, (name, values) in enumerate(series.items()):
-        look = chart.series(number)
-        pattern = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": "white", "size": 6}
-        figure.add_bar(
-            x=list(values.values()), y=list(values), name=name, orientation="h",
-            marker={"color": look.color, "pattern": pattern},
-            text=[f"{value:,.4g}" for value in values.values()], textposition="outside", cliponaxis=False,
-        )  # fmt: skip
-    names = list(dict.fromkeys(name for values in series.values() for name in values))
-    most = max(value for values in series.values() for value in values.values())
-    left = 24 + 8 * max(map(len, names))
-    chart.frame(figure, sentence, plot_px=BAR_PX * len(names) * len(series) + 20, left=left, right=80, bottom=96)
-    figure.update_layout(
-        barmode="group", bargap=0.3, showlegend=len(series) > 1,
-        legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom", "traceorder": "normal"},
-    )  # fmt: skip
-    figure.update_xaxes(title=quantity, range=[0, 1.05 * most])
-    figure.update_yaxes(autorange="reversed")
-    rows = tuple((name, *(f"{values[name]:,.4g}" for values in series.values())) for name in names)
-    text = "; ".join(f"{name}: {' and '.join(cells)}" for name, *cells in rows)
-    finding = f"{sentence}. {quantity}, {' and '.join(series)}: {text}."
-    return Picture(figure, finding, (Table(quantity, ("", *series), rows),))
