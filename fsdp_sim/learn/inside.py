@@ -29,6 +29,7 @@ def call(
 
         torch.set_num_threads(1)  # others take memory when they start
         before = _originals(CPUMeter, storages, looks)
+        cases = looks.again(cases)
         meter, looked_at = live_bytes(), looks.looked_at()
         if hasattr(function, "bring"):
             function.bring()

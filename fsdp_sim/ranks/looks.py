@@ -8,11 +8,12 @@ its own, what it says follows the tensors to a page.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import mmap
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fsdp_sim.ranks.limits import status_bytes
 
@@ -25,6 +26,8 @@ TRIED_BYTES, TRIES = 2**20, 4
 PIECES_BYTES, MOST_PIECES = [2**power for power in range(24, 16, -1)], 64
 LOOK_S = 0.001
 OBJECT_BYTES, ROOM_BYTES, KEPT_EVERY_BYTES = 400, 3 * 2**20, 2**17  # below 512, which CPython's own allocator serves
+
+T = TypeVar("T")
 
 
 class Look(NamedTuple):
@@ -47,13 +50,10 @@ def look(pid: int | str) -> Look | None:
 def looked_at() -> Iterator[None]:
     """Have the parent look at this rank before and after, where the kernel's count follows what is allocated. It does
     not where another malloc than glibc's is preloaded, and on macOS."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
+    libc = _mapping()
+    if libc is None:
         yield
         return
-    libc.malloc.restype = ctypes.c_void_p
-    for name, value in ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, MMAP_BYTES), (M_ARENA_MAX, 1)):
-        libc.mallopt(name, value)
     room = _room()
     filled = _filled(libc)
     if not any(TRIED_BYTES <= _grows(libc, TRIED_BYTES)[1] <= TRIED_BYTES + MMAP_BYTES for _ in range(TRIES)):
@@ -68,6 +68,26 @@ def looked_at() -> Iterator[None]:
     del gap, room
     for piece in filled:
         libc.free(ctypes.c_void_p(piece))
+
+
+def again(given: T) -> T:
+    """What a rank was given, allocated once more, each large piece as a mapping of its own: of what malloc had put
+    elsewhere the kernel would not see it go."""
+    if libc := _mapping():
+        _filled(libc)  # until the rank ends
+        return copy.deepcopy(given)
+    return given
+
+
+def _mapping() -> ctypes.CDLL | None:
+    """The C library, whose malloc makes each large piece a mapping of its own from now on; None where it cannot."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return None
+    libc.malloc.restype = ctypes.c_void_p
+    for name, value in ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, MMAP_BYTES), (M_ARENA_MAX, 1)):
+        libc.mallopt(name, value)
+    return libc
 
 
 def _room() -> list[bytes]:

@@ -279,8 +279,10 @@ viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations
 # %% exercise="saved_for_backward"
 
 # %%
-saved = run(lambda use: use(blocks.make, torch.ones(60, 48)), 2, checked.use, progress=False, show_output=False)[0]
-assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
+torch.manual_seed(0)
+given = blocks.inputs(0)[0]
+saved = run(lambda use: use(*given), 2, checked.use, progress=False, show_output=False)[0]
+assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] > 5 * saved["checkpointed blocks"]
 rows = tuple((how, f"{n_bytes / 1e3:.0f} kB") for how, n_bytes in saved.items())
 HTML(viz.Table("Activations of three blocks", ("", "saved"), rows).to_html())
 

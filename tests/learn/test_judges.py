@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.folders import folders_in
 from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, ExposedTime, Numbers, OperationOrder
 from fsdp_sim.learn.judges.account import dishonest, sent_bytes
 from fsdp_sim.learn.judges.plans import BestPlan
@@ -239,6 +243,26 @@ def test_the_culprit_is_named() -> None:
     assert EXPOSED.exposed(events("g", "w0", "f", "g", "w3", "f"))[1] == (
         "after FWD a a collective was issued and waited for at once; "
     )
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", ["case_17", "case_18", "case_19", "load_onto_other_shards"])
+def test_a_right_result_counts_when_what_it_should_come_from_is_on_the_disk(name: str) -> None:
+    judge: Any = load(name).judge
+    trial = judge.trial(3)
+    inputs = [cases[0] for cases in trial.each]
+    right, saved = ran([[answer] for answer in judge.truth(inputs)]), judge.checks[0].saved(inputs)
+    folder = Path(next(folders_in(inputs)))
+    (folder / "link").symlink_to(folder / "nowhere")
+    os.mkfifo(folder / "pipe")  # which nobody ever writes into
+    for rank, tensors in enumerate(saved):
+        found = judge.grade(trial, right, ())
+        assert found.grade is Grade.NOT_YET
+        assert f" of rank {rank}: it has to come from the disk" in found.message
+        torch.save(tensors, folder / f"rank-{rank}.pt")
+    assert judge.grade(trial, right, ()).grade is Grade.PASS
 
 
 # ---------------------------------------------------------------------- plans

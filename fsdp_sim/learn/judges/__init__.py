@@ -7,6 +7,7 @@ from fsdp_sim.learn.judges.account import BusiestRankBytes, BytesSent, Collectiv
 from fsdp_sim.learn.judges.answers import Numbers, OperationOrder
 from fsdp_sim.learn.judges.claims import Claim
 from fsdp_sim.learn.judges.exposure import ExposedTime
+from fsdp_sim.learn.judges.files import InFiles
 from fsdp_sim.learn.judges.ranks import Inputs, OnRanks
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Claim",
     "CollectiveOrder",
     "ExposedTime",
+    "InFiles",
     "Inputs",
     "Numbers",
     "OnRanks",

@@ -2,7 +2,8 @@
 
 A number that is counted has to come from the experiment. So the experiment runs twice: as torch is, and once more
 where torch's FSDP issues each collective a number of times that is drawn anew. What was counted grows with it, and so
-does the account; what was known beforehand does not.
+does the account; what was known beforehand does not. A number that is
+measured is measured once more, on something drawn anew.
 """
 
 from __future__ import annotations
@@ -29,26 +30,32 @@ class Claim:
     Attributes:
         statement: what is claimed.
         measured: what the number is: "all-gathers in one step".
-        truth: the number, from the library.
+        truth: the number, from the library; given what was drawn, the number for that.
         holds: whether the statement is true, given the number.
         ranks: how many run the experiment.
         counts: the collective of torch's FSDP that the number counts (``all_gather``), if it does: then the account
             must show as many, also where FSDP issues each several times.
         beside: how many other collectives the experiment issues: an answer without it would have to show these too.
+        drawn: the arguments of a second call, drawn anew, for which another number is right.
+        instead: what they are: "an AdamW of other moments".
         causes: usual wrong numbers, and where each comes from.
     """
 
     statement: str
     measured: str
-    truth: Callable[[], float]
+    truth: Callable[..., float]
     holds: Callable[[float], bool]
     ranks: int = 2
     counts: str = ""
     beside: tuple[tuple[str, int], ...] = ()
+    drawn: Callable[[random.Random], tuple[Any, ...]] | None = None
+    instead: str = ""
     causes: tuple[tuple[float, str], ...] = ()
     rel: float = 1e-9
 
     def trial(self, seed: int) -> Trial:
+        if self.drawn:
+            return Trial((((), self.drawn(random.Random(seed))),) * self.ranks)
         if not self.counts:
             return Trial((((),),) * self.ranks)
         return Trial((((), ()),) * self.ranks, issues=(1, random.Random(seed).randint(2, MOST_TIMES)))
@@ -59,6 +66,7 @@ class Claim:
             return not_yet(untrue, "")
         for rank, answers in enumerate(ran.answers):
             message = self._wrong(rank, answers[0], right) or self._not_counted(rank, answers, trial, ran)
+            message = message or self._not_measured(rank, answers, trial)
             if message:
                 number = answers[0][1] if _is_pair(answers[0]) else None
                 cause = next((cause for usual, cause in self.causes if usual == number), "")
@@ -106,6 +114,18 @@ class Claim:
                     "is asked for, and nothing beside it"
                 )
         return ""
+
+    def _not_measured(self, rank: int, answers: list[Any], trial: Trial) -> str:
+        """Why a right number was known beforehand, or nothing."""
+        if not self.drawn:
+            return ""
+        right = self.truth(*trial.each[rank][1])
+        if difference([self.holds(right), right], answers[1], rel=self.rel) is None:
+            return ""
+        return (
+            f"rank {rank}: the number is right, and it was not measured: run once more with {self.instead}, expected "
+            f"{self.holds(right)} and {text(right)}, found {text(answers[1])}"
+        )
 
 
 def _is_pair(answer: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -178,6 +177,10 @@ ON_FILES = {  # an exercise whose code is lent a folder, what it does there, and
         "return {'claim': False, 'torch.load': '', 'torch.load, weights_only=False': own, 'dcp.load': own}",
         "expected 'written by code, number",
     ),
+    "load_onto_other_shards": (
+        "import shutil\nshutil.copytree('{exercises}/checkpoints', f'{args[1]}/expected')\nreturn args[0]",
+        "PermissionError",
+    ),
     "case_19": (
         "import time\nfor i in range(100):\n    with open(f'{args[2]}/{os.getpid()}-{i}', 'wb') as file:\n"
         "        file.write(bytes(1 << 20))\ntime.sleep(600)",
@@ -213,11 +216,10 @@ def graded(course: Path) -> dict[str, ExerciseGrade]:
     """Each attack as the code of another exercise, then code that is right, untouched and no Python."""
     given: dict[str, str] = {}
     part = mine.source_of(load(PART).reference, PART)
-    for name, (body, _) in zip(NUMBERS, ATTACKS.values(), strict=False):
-        places = {"{course}": str(course), "{exercises}": str(EXERCISES)}
-        given[name] = written(functools.reduce(lambda text, place: text.replace(*place), places.items(), body), name)
-    assert len(given) == len(ATTACKS)
-    given |= {name: written(body, name) for name, (body, _) in ON_FILES.items()}
+    attacks = {name: body for name, (body, _) in [*zip(NUMBERS, ATTACKS.values(), strict=False), *ON_FILES.items()]}
+    assert len(attacks) == len(ATTACKS) + len(ON_FILES)
+    for name, body in attacks.items():
+        given[name] = written(body.replace("{course}", str(course)).replace("{exercises}", str(EXERCISES)), name)
     given |= {name: solved(name) for name in RIGHT} | {PART: f"import torch\n\n\n{part}"}
     given |= {"hooks_in_forward": stub_source(load("hooks_in_forward")), "order_of_backward": "def order(:"}
     return {one.exercise: one for one in grade(given, [course])}
@@ -381,6 +383,11 @@ def freed_after_forward():
     return True, sum(n for op, n in counted.get_comm_counts().items() if "gather" in str(op))
 """
 CHEATS = {
+    "returns from memory what it should have loaded": (
+        "case_18",
+        "def case_18(weights, full, folder):\n    return weights[-2]",
+        "none of the 0 files in the folder has the newest rows of rank 0",
+    ),
     "makes its meter's class say less": (
         "case_11",
         keeps("case_11", ("shard /= ranks", "shard /= ranks\n            KEPT.append(gradient)"), CLASS, 1_641_600),
@@ -399,6 +406,11 @@ CHEATS = {
             OTHER,
             7_250_000,
         ),
+        "and the kernel saw its process grow by",
+    ),
+    "keeps blocks whole after forward, where torch's FSDP takes memory of its own": (
+        "case_06",
+        keeps("case_06", ("fully_shard(block)", "fully_shard(block, reshard_after_forward=False)"), OTHER, 10_496_000),
         "and the kernel saw its process grow by",
     ),
     "settles a claim with a full set of empty collectives, which it even counts": (

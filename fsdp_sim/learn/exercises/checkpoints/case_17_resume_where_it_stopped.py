@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.folders import new_folder
-from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.judges import InFiles, Inputs, OnRanks
 from fsdp_sim.learn.on_disk import WIDTH, Training, network
 
 RANKS, STEPS = 2, 6
@@ -82,6 +82,20 @@ def in_one_process(inputs: Inputs, forgotten: Sequence[str] = ()) -> list[list[f
     return losses
 
 
+def random_when_killed(inputs: Inputs) -> list[list[torch.Tensor]]:
+    """By rank, where its random numbers stood: of what has to be kept the one thing that is the same to a bit in one
+    process."""
+    states = []
+    with torch.random.fork_rng():
+        model = network()
+        for rank, (batches, killed_at, _) in enumerate(inputs):
+            torch.manual_seed(1 + rank)
+            for batch in batches[:killed_at]:
+                model(batch)
+            states.append([torch.get_rng_state()])
+    return states
+
+
 def loads_its_own(batches, killed_at, folder):
     run = Training(batches)
     losses = run.train(killed_at)
@@ -126,6 +140,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=in_one_process,
+        checks=(InFiles(random_when_killed, "the state of the random numbers"),),
         causes=tuple(
             (partial(in_one_process, forgotten=names), cause) for names, cause in MISSING.items()
         ),

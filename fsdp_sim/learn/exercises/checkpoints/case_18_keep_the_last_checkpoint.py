@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.folders import new_folder
-from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.judges import InFiles, Inputs, OnRanks
 from fsdp_sim.learn.on_disk import Disk
 
 RANKS, SAVES, ROWS, COLUMNS = 2, 3, 40, 16
@@ -110,6 +110,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=the_last_that_was_written,
+        checks=(InFiles(lambda inputs: [[rows] for rows in the_last_that_was_written(inputs)], "the newest rows"),),
         causes=(
             (
                 lambda inputs: [torch.zeros_like(weights[0]) for weights, _, _ in inputs],

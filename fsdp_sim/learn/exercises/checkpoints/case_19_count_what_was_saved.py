@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.folders import new_folder
-from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.judges import InFiles, Inputs, OnRanks
 from fsdp_sim.learn.on_disk import Disk
 
 RANKS, SAVES, ROWS, COLUMNS = 2, 4, 40, 16
@@ -73,6 +73,15 @@ def inputs(seed: int) -> Inputs:
 
 def written_whole(inputs: Inputs) -> list[list[int]]:
     return [[step for step in range(SAVES) if not any(full[step] for _, full, _ in inputs)]] * RANKS
+
+
+def weights_of_whole_saves(inputs: Inputs) -> list[list[torch.Tensor]]:
+    """By rank, what is in each whole checkpoint."""
+    weights = []
+    for gradients, *_ in inputs:
+        weight = torch.zeros_like(gradients[0])
+        weights.append([weight.sub_(gradient).clone() for gradient in gradients])
+    return [[of_rank[step] for step in written_whole(inputs)[0]] for of_rank in weights]
 
 
 def run(gradients, full, folder, saves):
@@ -142,6 +151,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=written_whole,
+        checks=(InFiles(weights_of_whole_saves, "the weights of each whole checkpoint"),),
         causes=(
             (
                 lambda inputs: [list(range(SAVES))] * RANKS,

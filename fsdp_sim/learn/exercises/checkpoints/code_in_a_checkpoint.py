@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import operator
 import pickle
+import random
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +38,33 @@ def code_in_a_checkpoint(folder):
     return {"claim": not (found["torch.load"] or found["dcp.load"]), **found}
 
 
-class Surprise:
-    """Stands for another object: where it is unpickled that object comes out, and a note is written."""
+class Later:
+    """Stands for what a call returns, where it is unpickled."""
 
-    def __init__(self, stands_for: Any, note: Path, words: str) -> None:
-        self.stands_for, self.note, self.words = stands_for, note, words
-
-    def __reduce__(self) -> Any:
-        return operator.itemgetter(1), ((_Note(self.note, self.words), self.stands_for),)
-
-
-class _Note:
-    def __init__(self, *writes: Any) -> None:
-        self.writes = writes
+    def __init__(self, call: Callable[..., Any], *given: Any) -> None:
+        self.call, self.given = call, given
 
     def __reduce__(self) -> Any:
-        return Path.write_text, self.writes
+        return self.call, self.given
+
+
+def surprise(stands_for: Any, note: Path, numbers: tuple[int, ...]) -> Later:
+    """Stands for another object: where it is unpickled that object comes out, and a note is written, whose words are in
+    no file: they are worked out then."""
+    words = Later(str.format, WORDS, Later(pow, *numbers))
+    return Later(operator.itemgetter(1), (Later(Path.write_text, note, words), stands_for))
 
 
 def inputs(seed: int) -> Inputs:
     """A folder with two checkpoints that somebody has prepared, and the note that their code will write."""
-    folder, words, weights = new_folder(), WORDS.format(seed), {"weight": torch.ones(2)}
-    WORDS_IN[folder] = words
+    folder, draw, weights = new_folder(), random.Random(seed), {"weight": torch.ones(2)}
+    numbers = tuple(draw.randrange(2**30, 2**31) for _ in range(3))
+    WORDS_IN[folder] = WORDS.format(pow(*numbers))
     note, sharded = Path(folder, "note.txt"), Path(folder, "sharded")
-    torch.save(Surprise(weights, note, words), Path(folder, "weights.pt"))
+    torch.save(surprise(weights, note, numbers), Path(folder, "weights.pt"))
     with warnings.catch_warnings(action="ignore"):  # that it is one process alone
         metadata = dcp.save(weights, checkpoint_id=sharded, no_dist=True)
-    (sharded / ".metadata").write_bytes(pickle.dumps(Surprise(metadata, note, words)))
+    (sharded / ".metadata").write_bytes(pickle.dumps(surprise(metadata, note, numbers)))
     return [(folder,)]
 
 
@@ -79,6 +82,13 @@ def seen(inputs: Inputs, claim: bool, torch_load: str, dcp_load: str) -> dict[st
     return {
         "claim": claim, "torch.load": torch_load, "torch.load, weights_only=False": unsafe, "dcp.load": dcp_load
     }  # fmt: skip
+
+
+def read_and_not_loaded(folder):
+    """Looks for the words in the files."""
+    found = re.search(rb"written by code, number \d+\.", Path(folder, "sharded", ".metadata").read_bytes())
+    words = found[0].decode() if found else ""
+    return {"claim": False, "torch.load": "", "torch.load, weights_only=False": words, "dcp.load": words}
 
 
 EXERCISE = Exercise(
@@ -134,6 +144,7 @@ EXERCISE = Exercise(
         ),
     ),
     shortcuts=(
+        Wrong(read_and_not_loaded, "expected 'written by code, number"),
         Wrong(lambda folder: {"claim": False}, "there is no 'torch.load'"),
         Wrong(
             lambda folder: {

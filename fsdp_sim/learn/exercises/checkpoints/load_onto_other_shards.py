@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.folders import new_folder
-from fsdp_sim.learn.judges import Inputs, OnRanks
+from fsdp_sim.learn.judges import InFiles, Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 32
 
@@ -77,6 +77,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=in_one_process,
+        checks=(InFiles(lambda inputs: [[rows] for rows, _ in inputs], "the rows"),),
         causes=(
             (
                 lambda inputs: [rows for rows, _ in inputs],

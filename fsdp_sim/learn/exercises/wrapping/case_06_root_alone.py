@@ -11,8 +11,9 @@ from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
-RANKS, BLOCKS, WIDTH = 2, 4, 256
+RANKS, BLOCKS, WIDTH = 2, 4, 512
 MODEL_BYTES = 2 * BLOCKS * WIDTH * WIDTH * 4
+FSDP_BYTES = 3 * 2**20  # by which a process grows for torch's FSDP itself: 0.9 to 1.5 MiB, whatever the width
 
 
 class Model(nn.Module):
@@ -99,7 +100,7 @@ EXERCISE = Exercise(
                 passes=1.4,
                 cure="all of the model is gathered at once: make each block a unit of its own, freed after its "
                 "forward, before the root takes the rest",
-                unmetered=3 * MODEL_BYTES,  # torch's FSDP takes memory of its own, and lets go of a buffer late
+                unmetered=FSDP_BYTES,
             ),
             AllGatherCount(
                 BLOCKS,
