@@ -129,8 +129,9 @@ in_torch(fsdp_sim.mini.register_fsdp_forward_method, fsdp_sim.mini.FSDPModule.se
 # %% [markdown]
 # Stuck? `hint("ddp_step_to_fsdp2")` gives the next of three hints, `solution("ddp_step_to_fsdp2")` the solution.
 #
-# Here is what both steps send, over a slow wire. (The many small all-gathers at the end are `full_tensor`, so that we
-# can compare the weights.)
+# Here is what both steps send, over a slow wire, up to the norm. (What `full_tensor` gathers after it, so that we can
+# compare the weights, is left out.) Compare the two beginnings. DDP's small all-gather asks whether all ranks have
+# weights of the same shapes.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 step = load("ddp_step_to_fsdp2")
@@ -140,7 +141,14 @@ sent = {
     name: run(function, 2, each=step.judge.inputs(0), network=wire, progress=False, show_output=False)
     for name, function in (("DDP", with_ddp), ("FSDP2", checked.use))
 }
-both = viz.timeline({name: results.timeline for name, results in sent.items()}, ranks=[0])
+
+
+def up_to_the_norm(timeline):
+    end_s = max(event.end_s for event in timeline.ops if event.op != "ALL_GATHER")
+    return timeline.select(lambda event: event.start_s < end_s)
+
+
+both = viz.timeline({name: up_to_the_norm(results.timeline) for name, results in sent.items()}, ranks=[0])
 both.titled("DDP first broadcasts its weights, FSDP2 begins with gathers")
 
 # %%
@@ -431,7 +439,7 @@ assert with_fsdp1[0]["kept"] == ("torch.bfloat16", 2)
 
 # %% tags=["nbval-ignore-output"]
 with_fsdp2 = run(checked.use, 2, each=each, network=wire, progress=False, show_output=False)
-both = {"FSDP1": with_fsdp1.timeline, "FSDP2": with_fsdp2.timeline}
+both = {"FSDP1": up_to_the_norm(with_fsdp1.timeline), "FSDP2": up_to_the_norm(with_fsdp2.timeline)}
 viz.timeline(both, ranks=[0]).titled("The same step twice: four reduce-scatters in each, in fp32")
 
 # %%
