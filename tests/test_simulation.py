@@ -273,3 +273,15 @@ def test_utilisation_is_of_the_peak_of_what_the_matmuls_compute_in(plan, of):
     flops = sim.tokens_per_s_per_gpu * sim.workload.model_flops_per_token
 
     assert sim.mfu == pytest.approx(flops / sim.cluster.gpu.peak_flops(of))
+
+
+@pytest.mark.parametrize(("model", "plan", "message"), [
+    ({"n_expert": 1025, "experts_per_token": 2}, {"experts_impl": "loop"},
+     r"has 1,025 experts in a layer, .* up to 1,024 of those: take experts_impl='grouped'"),
+    ({"n_layer": 5_000}, {"forward_prefetch": 400},
+     r"Plan.forward_prefetch is 400 for each of 5,000 layers .* take a depth of 200 or less"),
+])  # fmt: skip
+def test_what_would_take_minutes_is_refused_with_what_does_not(model, plan, message):
+    small = {"n_layer": 2, "d_model": 64, "n_head": 1, "d_ffn": 64, "vocab": 100}
+    with pytest.raises(ValueError, match=message):
+        simulate(Model("m", **(small | model)), Cluster("H100", gpus=8), Plan(**plan))

@@ -141,6 +141,7 @@ def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
     begins = [0, *ends[:-1]]
 
     alive: set[str] = set()
+    alive_bytes = 0  # of these; counted as they come and go, for a tape may have thousands of steps
     kept: list[int] = []  # after each part
     forward: list[int] = []
     outputs: list[int] = []
@@ -148,18 +149,23 @@ def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
         highest, made = 0, set[str]()
         for i in range(begin, end):
             step = steps[i]
-            alive |= {*step.writes, *step.saves} - outside
+            new = {*step.writes, *step.saves} - outside - alive
+            alive |= new
+            alive_bytes += sum([sizes[name] for name in new])
             made |= {*step.writes}
-            highest = max(highest, sum(sizes[name] for name in alive))
+            highest = max(highest, alive_bytes)
             ended = {name for name in (*step.reads, *step.holds) if last_read[name] == i and not keepers[name]}
-            alive -= ended - tape.held
+            ended = (ended - tape.held) & alive
+            alive -= ended
+            alive_bytes -= sum([sizes[name] for name in ended])
         last = end == len(steps)
-        kept.append(sum(sizes[name] for name in (kept_at_end if last else alive)))
+        kept.append(sum(sizes[name] for name in kept_at_end) if last else alive_bytes)
         forward.append(highest - kept[-1])
         outputs.append(sizes["y"] if last else sum(sizes[name] for name in made if last_read.get(name, 0) >= end))
 
     grads: dict[str, int] = {"y": sizes["y"]} if "y" in needs else {}
     saved = {name for name in keepers if name not in outside}
+    saved_bytes, grad_bytes = sum(sizes[name] for name in saved), sum(grads.values())
     backward: list[int] = []
     for part in reversed(range(len(ends))):
         highest = params = 0
@@ -169,19 +175,22 @@ def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
                 continue
             made_grads = {} if step.alias else {name: sizes[name] for name in step.reads if name in needs}
             params += step.param_bytes
-            now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
+            now = saved_bytes + grad_bytes + params
             highest = max(highest, now + sum(made_grads.values()) + step.scratch)
             for name in step.writes:
-                grads.pop(name, None)
+                grad_bytes -= grads.pop(name, 0)
             if step.alias:
                 made_grads = dict.fromkeys([name for name in step.reads if name in needs], 0)
                 made_grads[next(iter(made_grads))] = whole
             for name, size in made_grads.items():
-                grads[name] = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
+                of = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
+                grad_bytes += of - grads.get(name, 0)
+                grads[name] = of
             for name in step.saves:
                 keepers[name] -= 1
-                if not keepers[name]:
-                    saved.discard(name)
+                if not keepers[name] and name in saved:
+                    saved.remove(name)
+                    saved_bytes -= sizes[name]
         backward.insert(0, highest - kept[part] - params)
 
     one = len(ends) == 1

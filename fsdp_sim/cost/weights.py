@@ -6,9 +6,11 @@ Names are those of `fsdp_sim.spec.block_shapes`: the linear layer ``attn.wq`` ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
 from fsdp_sim.schedule import DTYPE_BYTES, Param
 from fsdp_sim.spec import GATED, QUANTIZATIONS, Model, Plan, Quantization
@@ -71,7 +73,7 @@ class Weights:
     def trains(self, name: str) -> bool:
         """Whether a parameter of the model itself is trained; of experts, gate and up are one (``experts.up``)."""
         name = name.replace("experts.gate", "experts.up")
-        return self.lora_rank is None and not any(_holds(pattern, self.prefix + name) for pattern in self.freeze)
+        return self.lora_rank is None and not (self.freeze and _any_of(self.freeze)(self.prefix + name))
 
     def adapts(self, linear: str) -> bool:
         """Whether a linear layer of a block has an adapter."""
@@ -185,7 +187,7 @@ def check_names(model: str, plan: Plan, params: Iterable[str], linears: Iterable
     """
     params, linears = list(params), list(dict.fromkeys(linears))
     for pattern in plan.freeze or ():
-        if not any(_holds(pattern, name) for name in params):
+        if not any(map(_any_of((pattern,)), params)):
             near = nearest(pattern, params, most=3) or params[:4]
             raise ValueError(
                 f"Plan.freeze names {in_brief(pattern)}, which matches no parameter of {model}; it has "
@@ -210,9 +212,10 @@ def _expert(param: str) -> bool:
     return param in ("experts.up", "experts.down")
 
 
-def _holds(pattern: str, param: str) -> bool:
-    """Whether a pattern is a parameter, or a module that holds it."""
-    return fnmatchcase(param, pattern) or fnmatchcase(param, f"{pattern}.*")
+@lru_cache(maxsize=64)
+def _any_of(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """What matches a parameter that one of the patterns is, or that is in a module which one of them is."""
+    return re.compile("|".join(translate(form) for of in patterns for form in (of, f"{of}.*"))).match
 
 
 def _is(target: str, linear: str) -> bool:

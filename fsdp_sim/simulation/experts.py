@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fsdp_sim.spec import Model, Plan, param_shapes
 
+MOST_MEASURED = 8  # experts of a layer, in a loop, of the published runs: Mixtral's
+
 
 def beside_experts(model: Model, plan: Plan) -> list[str]:
     """That fp8 and adapters are of linear layers, which experts are not where they are one tensor, in sentences.
@@ -18,6 +20,12 @@ def beside_experts(model: Model, plan: Plan) -> list[str]:
     are = f"the {model.n_expert} experts of a layer ({routed:.0%} of the parameters)"
     loop = plan.experts_impl == "loop" or plan.base_quantization is not None
     notes = []
+    if loop and model.n_expert > MOST_MEASURED:
+        notes.append(
+            f"Of {model.n_expert} experts of a layer, one after the other, the CPU's time is unverified: each of their "
+            f"many small kernels is taken to cost it what a kernel of a dense block was measured to, with all of "
+            f"Python and autograd around it; published runs have {MOST_MEASURED} experts."
+        )
     if plan.fp8 and not loop:
         notes.append(
             f"Plan.fp8={plan.fp8!r} is of linear layers, as torchao's is; {are} are one tensor, whose grouped matmuls "

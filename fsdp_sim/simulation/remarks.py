@@ -35,6 +35,12 @@ def remarks(model: Model | None, workload: Workload, cluster: Cluster, plan: Pla
         for name, what in NEVER.items()
         if getattr(plan, name) is False
     ]
+    if plan.api == "fsdp1" and plan.cpu_offload and plan.grad_accum > 1 and plan.requires_gradient_sync is True:
+        said.append(
+            "FSDP1 that offloads to the CPU adds no gradients up outside of no_sync(): each micro-batch replaces those "
+            "of the one before, as FullyShardedDataParallel's docs say, and so it is simulated. fsdp2 adds them up, "
+            "which takes longer; with requires_gradient_sync='last' both do."
+        )
     if model is not None:
         said += _of_positions(model, plan) + beside_experts(model, plan)
     if plan.compile and not workload.written_for:

@@ -20,7 +20,7 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
-from fsdp_sim.simulation.limits import check_blocks
+from fsdp_sim.simulation.limits import check_blocks, check_each
 from fsdp_sim.simulation.remarks import remarks
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan
@@ -365,6 +365,7 @@ def simulate(
     asked = model, plan
     if isinstance(model, Model):
         check_blocks(model.n_layer + model.n_encoder_layer, plan)
+        check_each(model, plan)
         model = transformer_workload(model, plan)
     if plan.shard_size is not None and cluster.gpus % plan.shard_size:
         raise ValueError(
