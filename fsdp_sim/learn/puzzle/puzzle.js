@@ -205,7 +205,7 @@ function render({ model, el }) {
 
   function row(name, cls) {
     const node = make(chart, "div", `row ${cls}`);
-    make(node, "span", "label", name);
+    make(node, "span", "label", cls === "top" ? "" : name);
     const track = make(node, "div", "track");
     rows.set(name, track);
     return track;
@@ -215,6 +215,9 @@ function render({ model, el }) {
     chart.replaceChildren();
     rows.clear();
     bars.clear();
+    const goalAt = `${(100 * state.goal_ms) / state.until_ms}%`;
+    const named = make(row("goal", "top"), "span", "goal-name", `goal ${ms(state.goal_ms)}`);
+    named.style.right = `calc(100% - ${goalAt})`;
     state.lanes.forEach((name) => row(name, "lane"));
     const axis = row("", "axis");
     make(chart, "div", "caption", "whole parameters in memory");
@@ -224,11 +227,7 @@ function render({ model, el }) {
       const tick = make(axis, "span", at > 0.96 * state.until_ms ? "tick last" : "tick", at ? String(at) : "0 ms");
       tick.style.left = `${(100 * at) / state.until_ms}%`;
     }
-    for (const track of rows.values()) {
-      const line = make(track, "i", "goal-line");
-      line.style.left = `${(100 * state.goal_ms) / state.until_ms}%`;
-      line.title = `goal ${ms(state.goal_ms)}`;
-    }
+    for (const track of rows.values()) make(track, "i", "goal-line").style.left = goalAt;
   }
 
   function drawChart(state) {

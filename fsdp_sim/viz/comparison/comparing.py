@@ -80,7 +80,8 @@ def _figure(found: Comparison, names: tuple[str, str]) -> go.Figure:
     lanes_px = bottom * ROW_PX
     least_s = SEEN * max(found.a.step_s, found.b.step_s)
     units = [u for u in found.units if abs(u.compute_s) > least_s or abs(u.exposed_s) > least_s]
-    strip = bool(units) or abs(found.causes.idle_s) > least_s
+    idles = abs(found.causes.idle_s) > least_s
+    strip = bool(units) or idles
     plot_px = lanes_px + ((AXIS_PX + STRIP_HEADING_PX + STRIP_PX) if strip else 0)
     lanes_domain = [1 - lanes_px / plot_px, 1.0]
     later = {id(p.a): p for p in found.pairs} | {id(p.b): p for p in found.pairs}
@@ -104,7 +105,7 @@ def _figure(found: Comparison, names: tuple[str, str]) -> go.Figure:
     if parted:
         _draw_parting(figure, found, rows, *parted)
     if strip:
-        draw_strip(figure, found, names, units, [0.0, STRIP_PX / plot_px])
+        draw_strip(figure, found, names, units, [0.0, STRIP_PX / plot_px], idles=idles)
     bottom_px = 40 if strip else 56
     chart.frame(figure, headline(found, names), plot_px=plot_px, left=LEFT, right=24, bottom=bottom_px, above=46)
     height = figure.layout.height

@@ -11,17 +11,25 @@ from fsdp_sim.viz.theme import LegendKind, safe, short_unit
 from fsdp_sim.words import human_ms, signed_ms
 
 MAX_UNIT_LABELS = 28
+FEW_UNITS = 8  # bars of fewer are drawn as wide as if there were as many
 
 
 def draw_strip(
-    figure: go.Figure, found: Comparison, names: tuple[str, str], units: list[UnitDifference], domain: list[float]
+    figure: go.Figure,
+    found: Comparison,
+    names: tuple[str, str],
+    units: list[UnitDifference],
+    domain: list[float],
+    *,
+    idles: bool,
 ) -> None:
-    """How much longer each unit computes and is exposed in b, and the rest, idle time."""
-    labels = [*(u.unit or "step" for u in units), "idle"]
+    """How much longer each unit computes and is exposed in b, and the rest, idle time, where ``idles`` says so."""
+    rest = [found.causes.idle_s * 1e3] if idles else []
+    labels = [*(u.unit or "step" for u in units), *("idle" for _ in rest)]
     places = list(range(len(labels)))
-    compute = [u.compute_s * 1e3 for u in units] + [0.0]
-    exposed = [u.exposed_s * 1e3 for u in units] + [0.0]
-    idle = [0.0] * len(units) + [found.causes.idle_s * 1e3]
+    compute = [u.compute_s * 1e3 for u in units] + [0.0 for _ in rest]
+    exposed = [u.exposed_s * 1e3 for u in units] + [0.0 for _ in rest]
+    idle = [0.0] * len(units) + rest
     parts = (
         (LegendKind("computing", theme.FORWARD.color), compute),
         (theme.EXPOSED, exposed),
@@ -32,7 +40,7 @@ def draw_strip(
         figure.add_trace(
             go.Bar(
                 x=places, y=values, base=_bases(values, compute) if kind is theme.EXPOSED else None,
-                name=kind.name, showlegend=False, hoverinfo="text",
+                name=kind.name, showlegend=False, hoverinfo="text", width=0.8 * min(1.0, len(labels) / FEW_UNITS),
                 hovertext=[f"<b>{safe(u)}</b><br>{kind.name} {v:+.3g} ms" for u, v in zip(labels, values, strict=True)],
                 marker={"color": kind.color, "pattern": theme.hatch(kind), "line": outline},
             )

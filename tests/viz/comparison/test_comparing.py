@@ -98,6 +98,18 @@ def test_what_the_units_gain_and_lose_sums_to_the_difference(other: dict[str, ob
     assert sum(bars["computing"].y) == pytest.approx(found.causes.compute_s * 1e3, rel=1e-3)
 
 
+@pytest.mark.parametrize("idle_s", [0.0, 1.0])
+def test_idle_time_is_a_place_of_its_own_where_the_steps_differ_in_it(idle_s: float) -> None:
+    def step(computes_s: float, idle_s: float) -> Timeline:
+        first = Event(seq=0, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="layers.0", end_s=computes_s)
+        starts_s = computes_s + idle_s
+        last = Event(seq=1, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="layers.1", start_s=starts_s, end_s=starts_s + 1)
+        return Timeline(Header(producer="tests", clock="measured", world_size=1), [first, last])
+
+    figure = compare(step(1.0, 0.0), step(2.0, idle_s), titles=["a", "b"]).figure
+    assert [*figure.layout.xaxis.ticktext] == (["0", "idle"] if idle_s else ["0"])
+
+
 def test_identical_timelines_are_said_to_be_so_and_nothing_is_marked() -> None:
     picture = compare(simulated(), simulated())
     assert "are identical" in picture.finding
