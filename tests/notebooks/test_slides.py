@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
+from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn.classroom.plans import Homework, LessonPlan, LessonSlot, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load, names
@@ -286,9 +287,9 @@ def test_markdown_is_rendered_and_html_in_it_is_text() -> None:
 
 
 def test_several_timelines_go_without_their_memory_so_that_their_rows_can_be_read() -> None:
-    outputs = [output for cell in build.told("05_overlap").cells for output in cell.get("outputs", ())]
-    plots = [output.data[figures.MIME] for output in outputs if figures.MIME in output.get("data", {})]
-    crowded = max(plots, key=lambda plot: plot["layout"]["height"])
+    cluster = Cluster("A100-SXM-80GB", gpus=8)
+    steps = {api: simulate("gpt2-124m", cluster, Plan(api=api)).timeline for api in ("fsdp2", "fsdp1", "zero2")}
+    crowded = json.loads(viz.timeline(steps).figure.to_json())
     assert crowded["layout"]["height"] > 900
 
     figure = figures.for_slide(crowded, 850)
