@@ -124,7 +124,7 @@ assert issued == {Op.ALL_GATHER, Op.REDUCE_SCATTER}  # no send, no broadcast
 answers = run(checked.use.function, 3, progress=False, show_output=False)
 rows = [(f"rank {rank}", f"{gathered} of 6") for rank, (_, gathered) in enumerate(answers)]
 assert rows == [(f"rank {rank}", "6 of 6") for rank in range(3)]
-HTML(viz.Table("Layers gathered and computed in one forward", ("", "layers"), tuple(rows)).to_html())
+HTML(viz.Table("In one forward", ("", "layers gathered and computed"), tuple(rows)).to_html())
 
 # %% [markdown]
 # All six, on every rank: the sentence is false.
@@ -176,7 +176,8 @@ parts = {"parameters": 4, "gradients": 4, "moments": 8}
 params = sum(counts.values())
 states = {name: {part: params * n / ranks / 1e9 for part, n in parts.items()} for name, ranks in gb.items()}
 assert [round(sum(of.values()), 2) for of in states.values()] == [1.99, 0.5, 0.25]
-stacks(states, "GPT-2 keeps 2 GB on every rank with DDP, and a quarter of one with FSDP on eight", "GB on one rank")
+rows = tuple((name, *(f"{n:.2f}" for n in of.values()), f"{sum(of.values()):.2f}") for name, of in states.items())
+HTML(viz.Table("What a rank keeps of GPT-2, in GB", ("", *parts, "all"), rows).to_html())
 
 # %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
 # Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
@@ -186,7 +187,7 @@ stacks(states, "GPT-2 keeps 2 GB on every rank with DDP, and a quarter of one wi
 # %% [markdown]
 # ### Optional: measured on real ranks
 #
-# Don't take the figure's word for it. Measure, with torch's own DDP and FSDP. With `param_dtype=bf16`, a setting of
+# Don't take our word for it. Measure, with torch's own DDP and FSDP. With `param_dtype=bf16`, a setting of
 # FSDP, a unit is gathered and computed in bf16: 2 bytes a number.
 
 # %% predict="what_bf16_halves"
@@ -204,9 +205,12 @@ def measured():
 
 
 on_ranks = run(measured, 2, progress=False, show_output=False)[0]
-named = {how: dict(zip(parts, (n / 1e3 for n in sizes), strict=True)) for how, sizes in on_ranks.items()}
 assert on_ranks["fsdp"] == on_ranks["fsdp bf16"] == [n // 2 for n in on_ranks["ddp"]]
-stacks(named, "Measured on 2 ranks: bf16 changes nothing of what is kept", "kB on rank 0")
+rows = tuple((how, *(f"{n:,}" for n in sizes)) for how, sizes in on_ranks.items())
+HTML(viz.Table("Bytes kept on rank 0 of 2, measured", ("", *parts), rows).to_html())
+
+# %% [markdown]
+# FSDP keeps half of what DDP does, to the byte, and bf16 changes nothing of it.
 
 # %% [markdown]
 # ## 3. Why do sources disagree: 16, 18 or 20?
@@ -256,7 +260,7 @@ holds, needed_bytes = checked.use()
 assert not holds
 assert needed_bytes == 112e9
 rows = tuple((f"{n}", f"{needed_bytes / n / 1e9:.0f} GB") for n in (1, 2, 4, 8))
-HTML(viz.Table("What 7 billion parameters keep", ("GPUs", "on each"), rows).to_html())
+HTML(viz.Table("7 billion parameters", ("GPUs", "each keeps"), rows).to_html())
 
 # %% [markdown] covers=["coverage 004.17", "coverage 004.18"]
 # On 8 cards the states take 14 GB each. 13 billion parameters take 208 GB: nine cards of 24 GB before the first
@@ -336,7 +340,7 @@ viz.memory_waterfall(whole).titled("Four ranks save a twelfth, not three quarter
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
 saved = 1 - gigabytes["FSDP, 4 ranks"] / gigabytes["DDP"]
-print(*(f"{name}: {size:.1f} GB" for name, size in gigabytes.items()), f"saved by four: {saved:.0%}", sep="\n")
+print(f"four ranks save {saved:.0%} of the peak")
 assert f"{saved:.0%}" == "8%"
 assert 12 * 1024 * 50257 * 4 == 2_470_232_064
 bert = Model.preset("bert-base").param_count
@@ -359,8 +363,11 @@ sims = {n: simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), narrow) for n
 read = {f"{n} ranks": checked.use(sim.timeline) for n, sim in sims.items()}
 assert read["128 ranks"]["divided"] < read["2 ranks"]["divided"] / 60
 assert read["128 ranks"]["whole"] > 0.9 * read["2 ranks"]["whole"]
-stacks({n: {part: size / 1e9 for part, size in of.items()} for n, of in read.items()},
-       "More ranks divide what is kept as shards; the rest stays", "GB at the peak")  # fmt: skip
+rows = tuple((n, *(f"{of[part] / 1e9:.2f} GB" for part in ("divided", "whole"))) for n, of in read.items())
+HTML(viz.Table("At the peak of a rank", ("", "kept as shards", "the rest"), rows).to_html())
+
+# %% [markdown]
+# What is kept as shards halves whenever the ranks double. The rest stays at 0.8 GB.
 
 # %% [markdown]
 # ## 6. A unit comes whole
@@ -374,7 +381,8 @@ giant = Model("giant", n_layer=2, d_model=12_288, n_head=96, d_ffn=55_296, vocab
 thousand = simulate(giant, Cluster("A100-SXM-80GB", gpus=1000), Plan(seq_len=16))
 layer_bytes = max(i.bytes for i in thousand.program.ops if i.op is Op.ALL_GATHER)
 print(f"one layer: {layer_bytes / 1e9:.1f} GB; its shard: {layer_bytes / 1e6 / 1000:.1f} MB; "
-      f"the peak on each rank: {thousand.peak_memory_bytes / 1e9:.1f} GB")  # fmt: skip
+      f"the peak on each rank: {thousand.peak_memory_bytes / 1e9:.1f} GB (that is "
+      f"{thousand.peak_memory_bytes / 2**30:.1f} GiB)")  # fmt: skip
 assert layer_bytes > 7.7e9
 assert thousand.peak_memory_bytes > 3 * layer_bytes
 assert thousand.peak_memory_bytes < 3.1 * layer_bytes
@@ -430,11 +438,19 @@ cards = Cluster("RTX-4090", gpus=8)
 others = {"your plan": chosen, "keep activations": chosen | {"activation_checkpointing": None},
           "one row": chosen | {"micro_batch": 1}, "in fp32": chosen | {"param_dtype": None}}  # fmt: skip
 plans = {name: simulate("gpt2-1.5b", cards, Plan(seq_len=1024, **one)) for name, one in others.items()}
-for name, sim in plans.items():
-    print(f"{name}: {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU" if sim.fits else f"{name}: does not fit")
 assert plans["your plan"].fits
-assert not all(sim.fits for sim in plans.values())
-viz.memory_waterfall(plans).titled("Change one setting of your plan, and it may no longer fit")
+assert [name for name, sim in plans.items() if not sim.fits] == ["keep activations", "in fp32"]
+assert plans["in fp32"].peak_memory_bytes < plans["in fp32"].memory_limit_bytes
+assert round(plans["in fp32"].memory_limit_bytes / 2**30, 1) == 22.5
+rows = []
+for name, sim in plans.items():
+    speed = f"{sim.tokens_per_s_per_gpu:,.0f}" if sim.fits else "does not fit"
+    rows.append((name, f"{sim.peak_memory_bytes / 2**30:.1f} GiB", speed))
+HTML(viz.Table("Each differs from yours in one setting", ("", "peak", "tokens/s per GPU"), tuple(rows)).to_html())
+
+# %% [markdown]
+# Look at the last row of the best plan. A process gets 22.5 GiB of such a card, and its tensors would just fit. But the
+# allocator also holds gaps that no tensor fits into, and so it runs out.
 
 # %% [markdown]
 # ## 8. What it costs
@@ -454,13 +470,17 @@ def sent_gb(plan):
             for op, n in sends.items()}  # fmt: skip
 
 
+# %%
 plans = {"DDP": Plan(api="ddp"), "FSDP": Plan(reshard_after_forward=True)}
 plans["parameters kept"] = Plan(reshard_after_forward=False)
 sent = {name: sent_gb(plan) for name, plan in plans.items()}
 totals = [sum(of.values()) for of in sent.values()]
 assert abs(totals[1] / totals[0] - 1.5) < 0.01
 assert abs(totals[2] / totals[0] - 1) < 0.01
-stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank in one step")
+rows = []
+for name, of in sent.items():
+    rows.append((name, *(f"{n:.2f}" if n else "" for n in of.values()), f"{sum(of.values()):.2f}"))
+HTML(viz.Table("GB sent by a rank in one step, fp32", ("", *sent["DDP"], "all"), tuple(rows)).to_html())
 
 # %% [markdown] covers=["coverage 000.33", "coverage 004.33", "coverage 004.29", "coverage 004.39"]
 # Half as much again. You pay with the second gather. (That layers run one after the other is nothing new, they always
