@@ -108,13 +108,14 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 
 # %%
 forward = run(checked.use, 4, progress=False, show_output=False)
-mib = {f"rank {r}": [(ALL_GATHER, sent_bytes(records) / 2**10)] for r, records in enumerate(forward.records)}
-assert len({parts[0][1] for parts in mib.values()}) == 1
-sent_bars(mib, "KiB sent in one forward", "Every rank sends as much as every other: nobody is the owner")
+rows = tuple((f"rank {r}", f"{sent_bytes(records) / 2**10:.1f} KiB") for r, records in enumerate(forward.records))
+assert len({kib for _, kib in rows}) == 1
+HTML(viz.Table("In one forward", ("", "sends"), rows).to_html())
 
 # %% [markdown] covers=["coverage 004.21", "coverage 003.16"]
-# Every rank owns rows of *every* parameter, so all links work at once. The same with gradients: no rank receives a
-# whole summed gradient. Each receives its own rows of it, and FSDP asks for the **mean** over the ranks, not the sum.
+# Each sends as much as every other. Every rank owns rows of *every* parameter, so all links work at once. The same
+# with gradients: no rank receives a whole summed gradient. Each receives its own rows of it, and FSDP asks for the
+# **mean** over the ranks, not the sum.
 #
 # ## 3. A ring
 #
@@ -144,7 +145,7 @@ chunks = [torch.tensor([float(10 * r + 1), float(10 * r + 2)]) for r in range(3)
 gathered = run(lambda use: use(chunks[dist.get_rank()]).tolist(), 3, checked.use, progress=False)
 assert all(torch.tensor(rows).equal(torch.stack(chunks)) for rows in gathered)
 rows = tuple((f"rank {r}", ", ".join(f"{x:g}" for chunk in whole for x in chunk)) for r, whole in enumerate(gathered))
-HTML(viz.Table("Your ring on three ranks: all have all six", ("", "holds"), rows).to_html())
+HTML(viz.Table("After your ring", ("", "holds"), rows).to_html())
 
 # %% [markdown]
 # ## 4. The same ring, with additions
@@ -170,11 +171,13 @@ ring.titled("A sum travels on and grows, and ends at the rank that keeps it")
 # %%
 reduced = run(lambda use: use(torch.ones(4, 2**16)).sum().item(), 4, checked.use, progress=False)
 assert list(reduced) == [4.0 * 2**16] * 4
-parts = [(REDUCE_SCATTER, sent_bytes(reduced.records[0]) / 2**20)]
-whole = [(ALL_REDUCE, 2 * 3 / 4 * 4 * 2**16 * 4 / 2**20)]
-bars = {"your sends": parts, "a ring all-reduce": whole}
-assert abs(2 * parts[0][1] / whole[0][1] - 1) < 0.01
-sent_bars(bars, "MiB sent by rank 0", "A reduce-scatter sends half of what an all-reduce sends")
+sent_mib, ring_mib = sent_bytes(reduced.records[0]) / 2**20, 2 * 3 / 4 * 4 * 2**16 * 4 / 2**20
+assert abs(2 * sent_mib / ring_mib - 1) < 0.01
+rows = (("your reduce-scatter", f"{sent_mib:.2f} MiB"), ("an all-reduce in a ring", f"{ring_mib:.2f} MiB"))
+HTML(viz.Table("Of 1 MiB on four ranks", ("", "rank 0 sends"), rows).to_html())
+
+# %% [markdown]
+# Half of what an all-reduce sends. Where is the other half?
 
 # %% [markdown]
 # ## 5. All-reduce is both
@@ -221,14 +224,15 @@ def halves(use):
 
 done = run(halves, 4, checked.use, progress=False, show_output=False)
 assert list(done) == [[6.0]] * 4
-kinds = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
-parts = [(kinds[record.op], 3 / 4 * message_bytes(record) / 2**10) for record in done.records[0]]
-bars = {"two halves": parts, "all-reduce": [(ALL_REDUCE, 2 * 3 / 4 * 1002 * 4 / 2**10)]}
-assert sum(kib for _, kib in parts) == 2 * 3 / 4 * 1004 * 4 / 2**10
-sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and the padding: two numbers here")
+parts = [(record.op, 3 / 4 * message_bytes(record)) for record in done.records[0]]
+parts += [("both", sum(size for _, size in parts)), ("all_reduce", 2 * 3 / 4 * 1002 * 4)]
+assert [size for _, size in parts] == [3 / 4 * 1004 * 4, 3 / 4 * 1004 * 4, 2 * 3 / 4 * 1004 * 4, 2 * 3 / 4 * 1002 * 4]
+rows = tuple((op.replace("_", "-"), f"{size:,.0f} bytes") for op, size in parts)
+HTML(viz.Table("1002 numbers, 4 ranks", ("", "rank 0 sends"), rows).to_html())
 
 # %% [markdown]
-# Padding is the price of equal pieces: 1002 numbers travel as 1004.
+# Two halves send what the whole sends, and 12 bytes more. That is the price of equal pieces: 1002 numbers are
+# **padded** to 1004.
 #
 # ### Is it always a ring?
 
@@ -266,15 +270,13 @@ sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and
 numbers = 2**20
 counted = run(lambda use: use(torch.ones(numbers)), 4, checked.use, progress=False, show_output=False)[0]
 ring = 3 / 4 * numbers * 4 / 2**20
-bars = {
-    "all-gather, as a ring": [(ALL_GATHER, ring)],
-    "all-gather, gloo": [(ALL_GATHER, counted["all_gather"] / 2**20)],
-}
-bars["reduce-scatter, as a ring"] = [(REDUCE_SCATTER, ring)]
-bars["reduce-scatter, gloo"] = [(REDUCE_SCATTER, counted["reduce_scatter"] / 2**20)]
+rows = [
+    (op.replace("_", "-"), f"{ring:.2f} MiB", f"{counted[op] / 2**20:.2f} MiB")
+    for op in ("all_gather", "reduce_scatter")
+]
 assert abs(counted["all_gather"] / 2**20 / ring - 1) < 0.05
 assert abs(counted["reduce_scatter"] / 2**20 / (2 * ring) - 1) < 0.05
-sent_bars(bars, "MiB sent by rank 0", "gloo gathers as a ring would, and reduce-scatters at twice the price")
+HTML(viz.Table("Sent by rank 0", ("", "as a ring", "on gloo"), tuple(rows)).to_html())
 
 
 # %%
@@ -290,10 +292,11 @@ print(*names, sep="\n")
 assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
 
 # %% [markdown] covers=["misconception 33"]
-# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`, and each rank keeps
-# its piece and drops the rest. (No wonder that section 5 found the same bits.) So never judge FSDP's cost by gloo's
-# bytes or times. What does carry over to GPUs? Which collectives run, in which order, of how many elements. That is
-# what this course counts, and what it simulates.
+# gloo gathers as a ring would, and reduce-scatters at twice the price. Why? Torch's profiler gives it away: what is
+# called as a reduce-scatter runs as `gloo:all_reduce`, and each rank keeps its piece and drops the rest. (No wonder
+# that section 5 found the same bits.) So never judge FSDP's cost by gloo's bytes or times. What does carry over to
+# GPUs? Which collectives run, in which order, of how many elements. That is what this course counts, and what it
+# simulates.
 
 # %% [markdown]
 # ## 7. What a message costs
@@ -423,9 +426,6 @@ sent_bars(pieces, "Ψ sent by a rank in a step, 1024 ranks", "FSDP gathers twice
 standing = mine()
 standing
 
-# %% tags=["nbval-ignore-output"]
-standing.picture
-
 # %% [markdown]
 # ### Optional: exactly 1.5?
 #
@@ -443,7 +443,7 @@ def ratios(use):
 found = run(ratios, 2, checked.use, progress=False, show_output=False)[0]
 assert found == {blocks: 1.5 - 0.5 / (blocks + 1) for blocks in found}
 rows = tuple((f"the root and {blocks} more", f"{ratio:.3f}") for blocks, ratio in found.items())
-HTML(viz.Table("The larger the root's share, the further below 1.5", ("units", "times DDP's"), rows).to_html())
+HTML(viz.Table("FSDP's bytes", ("units", "times DDP's"), rows).to_html())
 
 # %% [markdown] covers=["misconception 13"]
 # Torch keeps the root's parameters after forward by default. So the root is gathered only once, and reduced once. The
