@@ -13,6 +13,7 @@ _NUMBER = re.compile(
     r"(?P<digits>\d{1,3}(?:[,'_ ]\d{3})+|\d+)(?P<rest>\.\d+)?\s*(?P<unit>[kmgtb]?)(?P<binary>i?)", re.I
 )
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+BOOLS = {"yes": True, "on": True, "y": True, "1": True, "no": False, "off": False, "n": False, "0": False}
 _LONGEST = 40  # characters of a value that is looked up
 
 
@@ -33,11 +34,13 @@ def number_meant(value: object) -> str:
     """What to write for a whole number that is not written as one; empty for what is none.
 
     Example:
-        >>> number_meant("8,192"), number_meant("8k"), number_meant(8e3), number_meant("eight")
-        ('write 8192', 'k is 1,000 or 1,024: write 8000 or 8192', 'write 8000', '')
+        >>> number_meant("8,192"), number_meant("8k"), number_meant(8e3), number_meant("8x8")
+        ('write 8192', 'k is 1,000 or 1,024: write 8000 or 8192', 'write 8000', 'write 64')
     """
     if isinstance(value, float):
         return f"write {int(value)}" if value.is_integer() and 1 <= value < 2**63 else ""
+    if isinstance(value, str) and (product := re.fullmatch(r"\s*(\d{1,9})\s*[x*×]\s*(\d{1,9})\s*", value)):
+        return f"write {int(product[1]) * int(product[2])}"
     found = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= _LONGEST else None
     if found is None:
         return ""

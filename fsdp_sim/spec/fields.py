@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
-from fsdp_sim.spec.elsewhere import instead_of, number_meant
+from fsdp_sim.spec.elsewhere import BOOLS, instead_of, number_meant
 from fsdp_sim.words import did_you_mean, in_brief, nearest
 
 _T = TypeVar("_T")
@@ -107,9 +107,10 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
         ValueError: names the field, the value and what would be right.
     """
     if not allowed.test(value):
-        near = (
-            nearest(value, allowed.names) if isinstance(value, str) else [n for n in allowed.names if n == str(value)]
-        )
+        near: list[Any] = nearest(value, allowed.names) if isinstance(value, str) else []
+        near = [name for name in allowed.names if name == str(value)] or near  # 2.13 means '2.13'
+        meant = BOOLS.get(str(value).lower()[:4])
+        near = [meant] if meant is not None and allowed.test(meant) else near
         instead = instead_of(name, value) or allowed.instead(value) or (f"did you mean {near[0]!r}?" if near else "")
         hint = f"; {instead}" if instead else ""
         raise ValueError(f"{owner}.{name} is {in_brief(value, 200)}; it must be {allowed.words}{hint}")

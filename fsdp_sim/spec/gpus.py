@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from fsdp_sim.spec.catalogue import find, tables
+from fsdp_sim.spec.elsewhere import instead_of
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
+from fsdp_sim.words import in_brief
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
 MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no measured matmul: about the median of those measured
@@ -201,7 +203,12 @@ def gpu(name: str) -> Gpu:
     """
     plain = re.sub(r"\b(nvidia|geforce|tesla|amd|instinct)\b", "", name, flags=re.IGNORECASE)
     plain, *mig = re.split(r"[\s-]MIG[\s-]", plain, maxsplit=1, flags=re.IGNORECASE)
-    found = find("gpus.toml", "GPU", "-".join(re.split(r"[\s_-]+", plain.strip(" -_"))))
+    try:
+        found = find("gpus.toml", "GPU", "-".join(re.split(r"[\s_-]+", plain.strip(" -_"))))
+    except ValueError:
+        if said := instead_of("gpu", name):
+            raise ValueError(f"no GPU is called {in_brief(name)}: {said}") from None
+        raise
     part = Gpu.from_table(found, tables("gpus.toml")[found])
     return _slice(part, mig[0].strip()) if mig else part
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 from click.testing import CliRunner
 
-from fsdp_sim import Cluster, Plan, simulate
+from fsdp_sim import Cluster, Model, Plan, simulate
 from fsdp_sim.cli.main import main
 from fsdp_sim.spec import plan_fields
 
@@ -26,6 +26,7 @@ from fsdp_sim.spec import plan_fields
     ("seq_len", "8Ki", "write 8192"),
     ("seq_len", "8,192", "write 8192"),
     ("micro_batch", "1e1", "write 10"),
+    ("micro_batch", "8x8", "write 64"),
     ("shard_size", "0", "it must be None or a whole number >= 1"),
 ])  # fmt: skip
 def test_a_value_that_others_use_is_refused_with_ours(field, value, meant) -> None:
@@ -36,10 +37,31 @@ def test_a_value_that_others_use_is_refused_with_ours(field, value, meant) -> No
 
 def test_what_is_offered_is_taken() -> None:
     table = tomllib.loads(files("fsdp_sim.spec").joinpath("elsewhere.toml").read_text())
-    names = {f: of.metadata["allowed"].names for f, of in Plan.__dataclass_fields__.items() if "allowed" in of.metadata}
+    machines = " ".join(table.pop("gpu").values())
+    fields = Model.__dataclass_fields__ | Plan.__dataclass_fields__
+    names = {f: of.metadata["allowed"].names for f, of in fields.items() if "allowed" in of.metadata}
     for field, said in table.items():
         offered = re.findall(r"'(\w+)'", " ".join(said.values()))
         assert [name for name in offered if name not in (*names[field], *names["optimizer_impl"])] == [], field
+    for name, inter in re.findall(r"has (\S+), with inter='(.+?)'", machines):
+        assert Cluster(name, gpus=16, inter=inter).inter_link.kind == "inter"
+
+
+@pytest.mark.parametrize(("value", "meant"), [("yes", "True"), ("on", "True"), (1, "True"), ("off", "False")])
+def test_a_yes_is_true(value, meant) -> None:
+    with pytest.raises(ValueError, match=rf"must be True or False; did you mean {meant}\?"):
+        Plan(compile=value)
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("p5.48xlarge", "AWS's p5 has H100-SXM-80GB, with inter='AWS EFA v2'"),
+    ("TPU v5p", "torch's FSDP on GPUs"),
+    ("M3 Max", "'cpu' is processes on CPU cores"),
+    ("H1000", "the nearest names are H100-SXM-80GB"),
+])  # fmt: skip
+def test_a_machine_or_what_is_no_gpu_is_answered_with_the_part(name, meant) -> None:
+    with pytest.raises(ValueError, match=re.escape(meant)):
+        Cluster(name, gpus=8)
 
 
 @pytest.mark.parametrize(("option", "meant"), [
