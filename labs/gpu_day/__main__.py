@@ -11,14 +11,15 @@ from typing import Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fsdp_sim.accelerators import gpus
 from fsdp_sim.words import human_bytes
 from labs.experiments.result import this_machine
 from labs.gpu_day import bundle
-from labs.gpu_day.day import GpuDay, PartState, spent
+from labs.gpu_day.day import LOG, GpuDay, PartState, folder_of, spent
 from labs.gpu_day.parts import parts
 from labs.loop.report import versions
 
@@ -126,22 +127,39 @@ def _with_progress(options: GpuDayOptions, day: GpuDay, names: list[str], consol
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TaskProgressColumn("{task.completed:.0f} of {task.total:.0f}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} parts"),
+        _Budget(options.minutes),
     )
+    known = parts()
+    total = len(names if options.only else known)
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(names))
-        for name, state in spent(day, parts(), names, options.out, 60 * options.minutes):
+        task = progress.add_task("", total=total, completed=total - len(names))
+        for name, state in spent(day, known, names, options.out, 60 * options.minutes):
             if state is None:
-                progress.update(task, description=name)
+                progress.update(task, description=f"{name}, at most {known[name].most_s / 60:.0f} min")
             else:
                 progress.advance(task)
-                progress.console.print(_line(name, state))
+                progress.console.print(_line(name, state), soft_wrap=True)
+                if state.said:
+                    log = options.out / folder_of(name) / LOG
+                    progress.console.print(f"    {state.said} ({log})", soft_wrap=True, markup=False)
+
+
+class _Budget(ProgressColumn):
+    """How much is left of the day's minutes."""
+
+    def __init__(self, minutes: float) -> None:
+        super().__init__()
+        self._minutes = minutes
+
+    def render(self, task: Task) -> Text:
+        left = max(0.0, self._minutes - (task.elapsed or 0.0) / 60)
+        return Text(f"{left:.0f} of {self._minutes:g} minutes left")
 
 
 def _line(name: str, state: PartState) -> str:
-    mark = MARKS.get(state.status, state.status)
-    return f"  {name:<20} {mark:<12} {state.seconds:>6.0f} s" if state.seconds else f"  {name:<20} {mark}"
+    mark = f"{MARKS.get(state.status, state.status)}{' ' * (13 - len(state.status))}"  # its colour takes no room
+    return f"  {name:<20} {mark}{state.seconds:>6.0f} s" if state.seconds else f"  {name:<20} {mark.rstrip()}"
 
 
 def _bundle(options: GpuDayOptions, day: GpuDay, console: Console) -> None:

@@ -105,10 +105,15 @@ def spent(
             if room_s < LEAST_S:
                 return
             yield name, None
-            state = _run(name, folder / name.replace(" ", "_"), day.device, min(part.most_s, room_s))
+            state = _run(name, folder / folder_of(name), day.device, min(part.most_s, room_s))
         day.parts[name] = state
         day.to(folder)
         yield name, state
+
+
+def folder_of(name: str) -> str:
+    """A part's own folder, in the day's."""
+    return name.replace(" ", "_")
 
 
 def _run(name: str, folder: Path, device: str, most_s: float) -> PartState:

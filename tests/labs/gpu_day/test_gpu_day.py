@@ -1,6 +1,7 @@
 """`make gpu-day` as whoever has a GPU for an hour meets it; on CPU cores, which is its rehearsal."""
 
 import gzip
+import io
 import json
 import socket
 import sys
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from labs.experiments.result import LabResult, ResultRow
 from labs.gpu_day import bundle
@@ -91,6 +93,22 @@ def test_a_part_that_fails_or_hangs_does_not_end_the_day(tmp_path, monkeypatch):
     assert wrong.status in ("failed", "out of time")
     assert json.loads((tmp_path / "day.json").read_text())["parts"]["no such part"]["status"] == wrong.status
     assert list(spent(day, {"late": nothing}, ["late"], tmp_path, -1.0)) == []
+
+
+@pytest.mark.tail
+def test_a_person_sees_how_far_the_day_is_what_is_left_of_it_and_why_a_part_failed(tmp_path, monkeypatch):
+    day_of(tmp_path, "cpu", checks=PartState("done", 3.0))
+    broken = GpuDayPart("", 60.0, lambda folder, device: None)
+    monkeypatch.setattr("labs.gpu_day.__main__.parts", lambda: {"checks": broken, "no such part": broken})
+    monkeypatch.setattr("labs.gpu_day.__main__.hardware_of", lambda device: ("cpu", H100))
+    monkeypatch.setattr("labs.gpu_day.__main__.versions", lambda: {"torch": "2.13.0"})
+    shown = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    monkeypatch.setattr("labs.gpu_day.__main__.Console", lambda **settings: shown)
+    assert main(["--device", "cpu", f"--out={tmp_path}", "--minutes", "20"]) == 1
+    printed = shown.file.getvalue()
+    assert "no such part, at most 1 min" in printed
+    assert "1 of 2 parts 20 of 20 minutes left" in printed
+    assert f"KeyError: 'no such part' ({tmp_path / 'no_such_part' / 'log.txt'})" in printed
 
 
 def test_a_day_is_not_continued_on_other_hardware(tmp_path):
