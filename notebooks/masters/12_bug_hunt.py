@@ -50,8 +50,7 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
 from fsdp_sim.learn.judges.account import sent_bytes
-from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, error_of, issued, where_ranks_stand
-from fsdp_sim.learn.pictures.numerics import losses
+from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, error_of, where_ranks_stand
 from fsdp_sim.learn.tried import tried
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Op
@@ -59,8 +58,13 @@ from labs.cluster.flight_recorder import diagnose, read
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
 from labs.experiments.nodes import hang as hang_for_real
-from labs.experiments.pictures import bars
-from labs.experiments.result import ResultRow
+
+
+# %% tags=["hide-input"]
+def table(caption, header, rows):
+    head, *cells = (tuple(map(str, row)) for row in (header, *rows))
+    return HTML(viz.Table(caption, head, tuple(cells)).to_html())
+
 
 # %% [markdown] covers=["misconception 35", "pitfall 6"]
 # ## 1. It hangs: who is missing?
@@ -102,7 +106,10 @@ where_ranks_stand(hang)
 # %%
 done = tried("case_22", checked.use)
 assert [len(weights) for weights in done] == [4, 0]
-issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather the weights, and rank 0 keeps them")
+rows = [(f"rank {rank}", *(record.op for record in of[-5:])) for rank, of in enumerate(done.records)]
+assert [ops[-4:] for ops in rows] == [("all_gather",) * 4] * 2
+end = len(done.records[0])
+table("The end of each rank's record", ("", *(f"#{n}" for n in range(end - 4, end + 1))), rows)
 
 # %% [markdown] covers=["pitfall 2"]
 # Both ranks end with the same four all-gathers, one for each weight. Next: a data set that does not divide.
@@ -112,12 +119,10 @@ issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather
 # %% tags=["hide-input"]
 done = tried("case_23", checked.use)
 steps = done[0]["steps"]
-rows = {
-    f"rank {rank}": [Box("step")] * steps + [Box("left over", BoxStyle.WAITS)] * (len(batches) - steps)
-    for rank, (_, batches, _) in enumerate(load("case_23").judge.inputs(0))
-}
-assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
-boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches")
+had = [len(batches) for _, batches, _ in load("case_23").judge.inputs(0)]
+assert steps == min(had) < max(had)
+rows = [(f"rank {rank}", batches, steps, batches - steps) for rank, batches in enumerate(had)]
+table("Steps, and batches left over", ("", "batches", "steps", "left over"), rows)
 
 # %% [markdown] covers=["pitfall 8"]
 # ## 2. Read the record
@@ -197,23 +202,15 @@ assert "called a different size" in hang.verdict.headline
 # %% tags=["hide-input"]
 counts = [len(rows) for rows, _ in load("case_27").judge.inputs(0)]
 assert len(tried("case_27", checked.use)[0]) == sum(counts)
-rows = {
-    f"rank {rank}": [
-        Box(f"{n} rows"),
-        Box(f"{max(counts) - n} of padding", BoxStyle.WAITS if n < max(counts) else BoxStyle.NOTHING),
-    ]
-    for rank, n in enumerate(counts)
-}
-boxes(rows, "All send the same size, and the padding is cut off again", ["sent", "and cut off again"])
+rows = [(f"rank {rank}", n, max(counts) - n, max(counts)) for rank, n in enumerate(counts)]
+table("Padded, sent, and cut again", ("", "own rows", "padding", "sent"), rows)
 
 # %% exercise="case_28" tags=["nbval-ignore-output"]
 
 # %% tags=["hide-input"]
 done = tried("case_28", checked.use)
-issued(
-    {f"rank {rank}": of[:7] for rank, of in enumerate(done.records)},
-    "The look at the loss is the first forward there is: FSDP makes its buffers in it",
-)
+first = [(f"rank {rank}", *(f"{record.op} {record.unit}" for record in of[:6])) for rank, of in enumerate(done.records)]
+table("The look at the loss is the first forward there is", ("", *(f"#{n}" for n in range(1, 7))), first)
 
 # %% [markdown] covers=["pitfall 10"]
 # The first three all-gathers are those of the look, and the training uses their buffers again. Now a job with two
@@ -225,16 +222,13 @@ issued(
 # %% tags=["hide-input"]
 done = tried("case_29", checked.use)
 groups = sorted({record.group for of in done.records for record in of if record.op == "all_reduce"})
-rows = {
-    f"rank {rank}": [
-        Box(f"{record.op}<br>{'training' if record.group in groups else 'checkpoint'}",
-            BoxStyle.DONE if record.group in groups else BoxStyle.RIGHT)
-        for record in of if record.op in ("all_reduce", "all_gather")
-    ]
+rows = [
+    (f"rank {rank}", *(f"{record.op}, {'training' if record.group in groups else 'checkpoint'}" for record in of
+                       if record.op in ("all_reduce", "all_gather")))
     for rank, of in enumerate(done.records)
-}  # fmt: skip
-assert [box.text for box in rows["rank 0"]] == [box.text for box in rows["rank 1"]][::-1]
-boxes(rows, "Two groups, so that the order between them is free")
+]  # fmt: skip
+assert rows[0][1:] == rows[1][:0:-1]
+table("Two groups, so that the order between them is free", ("", "first", "then"), rows)
 
 # %% [markdown] covers=["coverage 000.32", "coverage 001.43", "pitfall 11", "pitfall 12"]
 # ## 4. It trains, and does not learn
@@ -265,24 +259,20 @@ assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter"
 # %% tags=["nbval-ignore-output", "hide-input"]
 faulty, mended = (tried("case_30", f)[0] for f in (load("case_30").stub, checked.use))
 assert mended[-1] < faulty[-1]
-picture = losses(
-    {"optimizer made first": (1, faulty.tolist()), "sharded first": (1, mended.tolist())},
-    "An optimizer made before sharding steps parameters that nobody uses",
-)
-picture.figure.update_yaxes(title="loss (mean square)")
-picture
+rows = [(f"{step}", f"{old:.4f}", f"{new:.4f}") for step, (old, new) in enumerate(zip(faulty, mended, strict=True), 1)]
+table("The loss", ("step", "optimizer made first", "sharded first"), rows)
 
 # %% exercise="case_31"
 
 
 # %% tags=["hide-input"]
-def compared(name, names, sentence):
+def compared(name, names, caption):
     """The results of the faulty and of the mended code on rank 0, against one process."""
     right = by_name(load(name).judge.truth(load(name).judge.inputs(0))[0], names)
     runs = {"faulty": load(name).stub, "mended": checked.use}
     found = {who: by_name(tried(name, function)[0], names) for who, function in runs.items()}
     assert all(torch.allclose(found["mended"][tensor], right[tensor], atol=1e-4) for tensor in names)
-    return agreement(right, found, sentence)
+    return HTML(agreement(right, found, caption).to_html())
 
 
 def by_name(result, names):
@@ -292,23 +282,43 @@ def by_name(result, names):
 
 
 weights = ["embed", "layers.0", "layers.1", "head"]
-compared("case_31", weights, "Divided twice, every weight has moved too little")
+compared("case_31", weights, "Every weight is off")
 
 # %% exercise="case_32"
 
 # %% tags=["hide-input"]
 before = list(load("case_32").judge.inputs(0)[0][0].parameters())
-rows = {}
+stays = {}
 for who, function in {"faulty": load("case_32").stub, "mended": checked.use}.items():
     after = tried("case_32", function)[0]["weights"]
-    still = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
-    rows[who] = [Box("as it was", BoxStyle.WRONG) if same else Box("has learned", BoxStyle.RIGHT) for same in still]
-assert [box.style for box in rows["faulty"]] == [BoxStyle.WRONG, BoxStyle.RIGHT, BoxStyle.RIGHT, BoxStyle.WRONG]
-boxes(rows, "The root's two weights, embedding and head, did not learn", weights)
+    stays[who] = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+assert stays == {"faulty": [True, False, False, True], "mended": [False] * 4}
+
+right = load("case_31").judge.truth(load("case_31").judge.inputs(0))[0]
+differs = [
+    not torch.allclose(a, b, 1e-4) for a, b in zip(tried("case_31", load("case_31").stub)[0], right, strict=True)
+]
+assert all(differs)
+
+
+# %% tags=["hide-input"]
+def part(name, wrong, words=("right", "off")):
+    return Box(f"{name}<br>{words[wrong]}", BoxStyle.WRONG if wrong else BoxStyle.RIGHT)
+
+
+learned = zip(weights, stays["faulty"], strict=True)
+rows = {
+    "a shard left out": [part(f"rows of rank {rank}", rank in first.shard_of) for rank in range(2)],
+    "divided twice": [part(name, wrong) for name, wrong in zip(weights, differs, strict=True)],
+    "optimizer too early": [part(name, still, ("has learned", "as it was")) for name, still in learned],
+}
+picture = boxes(rows, "What is off names the cause: one rank's rows, everything, or one unit")
+picture.figure.update_xaxes(showticklabels=False)
+picture
 
 # %% [markdown] covers=["pitfall 12"]
-# The picture is the diagnosis: what is off belongs to *one unit*. A wrong factor shows everywhere, a wrong
-# shard in one rank's rows, a wrong wrap in one unit.
+# The picture is the diagnosis. A wrong factor shows everywhere, a wrong shard in one rank's rows. In the last row
+# embedding and head are off: both are the root's, so it is *one unit*.
 
 # %% [markdown] covers=["pitfall 3"]
 # ## 5. The ranks part
@@ -321,9 +331,8 @@ boxes(rows, "The root's two weights, embedding and head, did not learn", weights
 # %% tags=["nbval-ignore-output"]
 after = tried("case_24", checked.use)[0].tolist()
 assert after[-1] < after[0]
-picture = losses({"validation": (1, after)}, "All ranks evaluate, each its own rows, and the loss falls")
-picture.figure.update_yaxes(title="loss (mean square)")
-picture
+header = ("after step", *(str(step + 1) for step in range(len(after))))
+table("All ranks evaluate, each its own rows", header, [("validation loss", *(f"{loss:.4f}" for loss in after))])
 
 # %% [markdown] covers=["pitfall 4", "pitfall 5"]
 # Where did they part? At an `if`, as mostly. A branch that depends on *this rank's* data (its loss, its rows, its
@@ -335,28 +344,25 @@ picture
 # %% tags=["hide-input"]
 inputs = load("case_25").judge.inputs(0)
 counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
-rows = {
-    f"rank {rank}": [Box(f"{n} rows", BoxStyle.DONE if n else BoxStyle.WAITS) for n in of]
-    for rank, of in enumerate(counts)
-}
 mended = tried("case_25", checked.use)
-assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
+gathers = [sum(record.op == "all_gather" for record in of) for of in mended.records]
+assert gathers == [9, 9]  # forward, backward, result
 assert min(map(min, counts)) == 0
-boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for number in range(3)])
+rows = [(f"rank {rank}", *of, gathers[rank]) for rank, of in enumerate(counts)]
+table("Rows of each expert: one without rows runs too",
+      ("", "expert 0", "expert 1", "expert 2", "all-gathers"), rows)  # fmt: skip
 
 # %% exercise="case_26" tags=["nbval-ignore-output"]
 
 # %% tags=["hide-input"]
 done = tried("case_26", checked.use)[0]["steps"]
-rows = {
-    f"rank {rank}": [
-        Box(f"{loss:.1f}", BoxStyle.WRONG if loss > limit else BoxStyle.DONE if step < done else BoxStyle.NOTHING)
-        for step, loss in enumerate(values)
-    ]
-    for rank, (values, _, limit) in enumerate(load("case_26").judge.inputs(0))
-}
-assert sum(box.style is BoxStyle.WRONG for row in rows.values() for box in row) == 1
-boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
+losses = [(values, limit) for values, _, limit in load("case_26").judge.inputs(0)]
+rows = [
+    (f"rank {rank}", *(f"{loss:.1f}{' is bad' if loss > limit else ''}" for loss in values[: done + 1]))
+    for rank, (values, limit) in enumerate(losses)
+]
+assert sum(" is bad" in cell for row in rows for cell in row[-1:]) == 1
+table(f"All ranks stop after {done} steps", ("loss", *range(1, done + 2)), rows)
 
 # %% [markdown]
 # Other ranks part in silence: each has numbers that look right to itself. Compare *between* ranks: seeds, scales,
@@ -369,7 +375,8 @@ faulty, mended = (tried("case_33", f)[0]["weight"].chunk(4) for f in (load("case
 right = load("case_33").judge.truth(load("case_33").judge.inputs(0))[0]["weight"].chunk(4)
 names = [f"rows of rank {rank}" for rank in range(4)]
 found = {"a seed per rank": dict(zip(names, faulty, strict=True)), "one seed": dict(zip(names, mended, strict=True))}
-agreement(dict(zip(names, right, strict=True)), found, "A seed per rank makes a mosaic of four models")
+right = dict(zip(names, right, strict=True))
+HTML(agreement(right, found, "A mosaic of four models").to_html())
 
 # %% exercise="case_34"
 
@@ -380,14 +387,13 @@ found = {
     who: {name: result["shard"] for name, result in zip(names, tried("case_34", f), strict=True)}
     for who, f in {"each alone": load("case_34").stub, "together": checked.use}.items()
 }
-agreement(
-    dict(zip(names, (of["shard"] for of in right), strict=True)), found, "One rank has skipped a step, one has not"
-)
+right = dict(zip(names, (of["shard"] for of in right), strict=True))
+HTML(agreement(right, found, "One rank has skipped a step").to_html())
 
 # %% exercise="case_35"
 
 # %%
-compared("case_35", ["gradient"], "A mean of the ranks' means is not the mean over all tokens")
+compared("case_35", ["gradient"], "A mean of means is off")
 
 # %% [markdown]
 # ## 6. Inside an FSDP made by hand
@@ -417,7 +423,7 @@ viz.timeline(done.timeline, ranks=[0, 1]).titled("No forward begins before its a
 # %% exercise="case_37"
 
 # %%
-compared("case_37", ["query", "key", "value", "output"], "Each rank reduces in its own order, and adds queries to keys")
+compared("case_37", ["query", "key", "value", "output"], "Queries added to keys")
 
 # %% [markdown]
 # No hang and no error: all were all-reduces of one size. (The order of names in a dict or a set is a common
@@ -430,13 +436,13 @@ function = {"all-reduce": load("case_38").stub, "yours": checked.use}
 least = load("case_38").judge.checks[0].at_least(None)
 sent = {name: sent_bytes(tried("case_38", f).records[0]) for name, f in function.items()}
 assert sent["all-reduce"] == 2 * sent["yours"] == 2 * least
-rows = [ResultRow(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
-bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (predicted: the least possible)")
+rows = [(name, f"{n / 1e3:.0f} kB") for name, n in {**sent, "the least possible": least}.items()]
+table("Twice what a shard needs", ("", "sent by a rank"), rows)
 
 # %% exercise="case_39"
 
 # %% tags=["nbval-ignore-output"]
-compared("case_39", [f"unit {n}" for n in range(4)], "Backward has read the last unit's weight")
+compared("case_39", [f"unit {n}" for n in range(4)], "Overwritten before backward")
 
 # %% [markdown]
 # None of the four hangs, and the all-reduce changes no number: only what is sent. In torch all of this is
@@ -527,7 +533,6 @@ def prepares_data():
 hang = error_of(run, prepares_data, 3, timeout_s=0.5, progress=False)
 print(hang.verdict.headline, hang.verdict.why, sep="\n")
 assert "outside any collective" in hang.verdict.why
-where_ranks_stand(hang)
 
 # %% [markdown] covers=["pitfall 7"]
 # No mismatch, and no rank has left: rank 0 is not in a collective at all. If your job dies *before step 1*
@@ -707,7 +712,7 @@ board()
 # from a catalogue, with your seed: your neighbour hunts another one. What each is meant to do stands below its `def`;
 # what a real run of it left behind stands below the code, beside what was planned. Name the cause first. Then copy
 # the training into a cell, mend it and hand it in: it runs beside the sound one, on a seed that nobody knows before.
-# `board()` counts your tries.
+# `board()` counts your tries. (You want a picture of hunt 4, 7 or 8? `hunt(7).draw()`.)
 #
 # **Hunt 1.** "The loss goes down. It just ends too high, and I cannot say since when."
 
@@ -805,7 +810,7 @@ predict("hunt_7")
 
 # %% [markdown]
 # **Hunt 8.** "bf16 is never exact, so I did not worry." Worry when it is more than rounding: the same seed and batches
-# on one process give the other curve. Which differs first, the loss or the norm of the gradients? In which digit?
+# on one process give the other log. Which differs first, the loss or the norm of the gradients? In which digit?
 
 # %% tags=["nbval-ignore-output"]
 hunt(8)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from fsdp_sim.learn import apart, board, predict, progress
 from fsdp_sim.learn.apart import StoppedError, Trial, TrialRun, carry_out
 from fsdp_sim.learn.edit import made, source_of
 from fsdp_sim.learn.hunts import TRAININGS, Fault, drawn, hand_in, hunt, hunting
-from fsdp_sim.learn.hunts.evidence import left_by
+from fsdp_sim.learn.hunts.evidence import Evidence, left_by
 from fsdp_sim.learn.hunts.hunting import given, question
 from fsdp_sim.learn.hunts.on_rank import alone
 from labs.cluster.flight_recorder import diagnose, read
@@ -302,6 +303,23 @@ def test_numbers_are_drawn_beside_those_of_one_process() -> None:
     assert [float(found) > 500 * float(one) for _, one, found in rows(norms)] == [True] * 4
     _, one, found = rows(losses)[0]
     assert one == found
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_picture_that_says_what_the_lines_say_is_drawn_when_asked_for(
+    shows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: seen.append("text"))
+    picture: Any = SimpleNamespace(show=lambda: seen.append("picture"), finding="The losses part.")
+    left = Evidence("Hunt 7", "def hunt_7(seed): ...", ("found: 1.0, 0.9",), (picture,), shows=shows)
+
+    left._ipython_display_()
+    assert seen == ["text"] + ["picture"] * shows
+    assert ("The losses part." in str(left)) == shows
+
+    left.draw()
+    assert seen[-1] == "picture"
 
 
 def rows(picture: Any) -> Any:

@@ -38,13 +38,18 @@ class Left:
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
-    """A training and what it left behind: logs, and by the hunt dumps, memory, a timeline or losses."""
+    """A training and what it left behind: logs, and by the hunt dumps, memory, a timeline or losses.
+
+    Attributes:
+        shows: its pictures stand below its lines, for they say more; others, which say the same, are drawn by `draw`.
+    """
 
     title: str
     source: str
     left: tuple[str, ...]
     pictures: tuple[Picture, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    shows: bool = True
 
     def save(self, folder: str | Path) -> Path:
         """Write the files, such as flight recorders' dumps, into a folder, which is made if need be."""
@@ -54,8 +59,13 @@ class Evidence:
             (path / name).write_bytes(content)
         return path
 
+    def draw(self) -> None:
+        """Show the pictures of what it left behind, if there are some."""
+        for picture in self.pictures:
+            picture.show()
+
     def __str__(self) -> str:
-        figures = [picture.finding for picture in self.pictures]
+        figures = [picture.finding for picture in self.pictures if self.shows]
         return "\n".join([self.title, "", self.source, "", "What it left behind:", *self.left, *figures])
 
     __repr__ = __str__
@@ -68,8 +78,8 @@ class Evidence:
             f"<h4>{escape(self.title)}</h4><pre>{escape(self.source)}</pre><b>What it left behind</b><pre>{left}</pre>"
         )
         display({"text/html": html, "text/plain": str(self)}, raw=True)
-        for picture in self.pictures:
-            picture.show()
+        if self.shows:
+            self.draw()
 
 
 def trial_of(of: Training, seed: int, **how: Any) -> Trial:

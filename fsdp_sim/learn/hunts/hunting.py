@@ -72,8 +72,8 @@ def hunt(number: int) -> Evidence:
         ValueError: there is no such hunt.
     """
     of = training(number)
-    left = left_by(of, of.faulty(drawn(number)), 0)
-    return Evidence(f"Hunt {number}: {of.title}", given(number), tuple(left.lines), left.pictures, left.files)
+    left, shows = left_by(of, of.faulty(drawn(number)), 0), of.leaves in (Leaves.MEMORY, Leaves.TIMELINE)
+    return Evidence(f"Hunt {number}: {of.title}", given(number), tuple(left.lines), left.pictures, left.files, shows)
 
 
 def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None) -> Verdict:

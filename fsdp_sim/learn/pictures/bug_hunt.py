@@ -1,4 +1,4 @@
-"""Where ranks stand when a job hangs, what each of them issued, and which of their numbers are right."""
+"""Where ranks stand when a job hangs, and which of their numbers are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 import torch
 
 from fsdp_sim.ranks import RanksError
-from fsdp_sim.ranks.board import Record
 from fsdp_sim.viz import Picture, Table, chart, theme
 from fsdp_sim.words import byte_unit, human_bytes
 
@@ -111,18 +110,9 @@ def where_ranks_stand(error: RanksError, sentence: str = "", last: int = 5) -> P
     return boxes(rows, sentence or headline[0].upper() + headline[1:], [f"#{number}" for number in numbers])
 
 
-def issued(records: Mapping[str, Sequence[Record]], sentence: str, last: int = 8) -> Picture:
-    """The last collectives of each rank, by its account."""
-    rows = {
-        name: [Box(_two_lines(f"{record.op}({record.unit})")) for record in of[-last:]] for name, of in records.items()
-    }
-    end = max(map(len, records.values()))
-    return boxes(rows, sentence, [f"#{number}" for number in range(max(1, end - last + 1), end + 1)])
-
-
 def agreement(
-    right: Mapping[str, torch.Tensor], found: Mapping[str, Mapping[str, torch.Tensor]], sentence: str
-) -> Picture:
+    right: Mapping[str, torch.Tensor], found: Mapping[str, Mapping[str, torch.Tensor]], caption: str
+) -> Table:
     """Which tensors are what one process has, and by how much the others are off.
 
     Args:
@@ -130,13 +120,13 @@ def agreement(
         found: the same names, by who has computed them.
     """
 
-    def box(name: str, tensor: torch.Tensor) -> Box:
+    def said(name: str, tensor: torch.Tensor) -> str:
         truth = right[name].double()
         off = ((tensor.double() - truth).norm() / truth.norm()).item()
-        return Box("right", BoxStyle.RIGHT) if off < CLOSE else Box(f"off by {off:.0%}", BoxStyle.WRONG)
+        return "right" if off < CLOSE else f"off by {off:.0%}"
 
-    rows = {who: [box(name, of[name]) for name in right] for who, of in found.items()}
-    return boxes(rows, sentence, list(right))
+    rows = tuple((name, *(said(name, of[name]) for of in found.values())) for name in right)
+    return Table(caption, ("", *found), rows)
 
 
 def _two_lines(label: str) -> str:
