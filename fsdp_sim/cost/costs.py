@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from fsdp_sim.cost.calibration import Calibration, fitted
@@ -203,7 +203,8 @@ class Costs:
             rows, columns = map(int, i.detail.split("x"))
             kernels = orthogonalisation(rows, columns, shards_of(plan, self.cluster.gpus))
             return sum(kernel_s(k, part, self.calibration) for k in kernels)
-        moved = self._optimizer_bytes / shards_of(plan, self.cluster.gpus)
+        what = ("optimizer bytes", plan.optimizer, plan.optimizer_impl)
+        moved = self.workload.once(what, self._optimizer_bytes) / shards_of(plan, self.cluster.gpus)
         rate = self._bytes_per_s
         if self._measured and part.stream_bytes_per_s:
             rate = part.stream_bytes_per_s  # one fused loop, as a copy
@@ -215,7 +216,6 @@ class Costs:
             rate *= FOREACH_FRACTION
         return moved / rate
 
-    @cached_property
     def _optimizer_bytes(self) -> float:
         """What a step of the optimizer reads and writes, on all ranks together."""
         plan, matrix = self.plan, OPTIMIZERS["muon"].moved_bytes(4, "fused")

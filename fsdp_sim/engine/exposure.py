@@ -62,7 +62,7 @@ def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
     idle = [(since, until) for since, until in zip([begin, *ended], [*begun, end]) if until > since]  # noqa: B905
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
-    reached, at, last = begin, 0, len(idle)
+    ops, reached, at, last = run.ops, begin, 0, len(idle)
     for start, stop, k in sorted(zip(of_comm(starts), of_comm(stops), comm, strict=True)):
         if start < reached:
             start = reached
@@ -76,7 +76,7 @@ def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
         while here < last and idle[here][0] < stop:
             since, until = idle[here]
             alone_s = (stop if stop < until else until) - (start if start > since else since)
-            i = run.ops[k]
+            i = ops[k]
             by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
             exposed_s += alone_s
             here += 1

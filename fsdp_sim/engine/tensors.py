@@ -7,9 +7,10 @@ each segment makes, by its tape. Work without a tape counts as one tensor for ea
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from fsdp_sim.cost import OUTGOING, PARAM_GRAD, Moves, Work, lifetimes
@@ -21,6 +22,9 @@ from fsdp_sim.timeline import Lane, Memory, Op
 
 _ALLOC, _FREE, _OP, _RECORD_STREAM = Kind.ALLOC, Kind.FREE, Kind.OP, Kind.RECORD_STREAM
 _COMPUTE = Lane.COMPUTE
+_READ = itemgetter(
+    *map(Instruction._fields.index, ("kind", "op", "lane", "unit", "bytes", "category", "tensors"))
+)  # what is read of an instruction
 
 
 class Move(NamedTuple):
@@ -127,6 +131,8 @@ class _Writer:
         self._last = 0  # number given out
         self._numbers: list[int] = []  # given back: the lowest comes next, so that repetitions have equal numbers
         self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
+        self._buffer: tuple[object, str] | None = None  # that was freed last,
+        self._just_freed: list[int] = []  # and the moves that free it, one after the other
         self._made: list[Instruction] = []  # whole gradients that the next operation, if a backward, makes
         self._gradient: int | None = None  # of the output of the segment whose backward comes next
         self._activations: ActivationChanges | None = None
@@ -136,31 +142,47 @@ class _Writer:
             self._activations = ActivationChanges(program, work)
 
     def write(self) -> None:
-        just_freed: list[int] = []  # moves that free one buffer, one after the other
-        buffer: tuple[object, str] | None = None
-        micro_batch = None
-        for number, i in enumerate(self.program.instructions):
-            kind = i.kind
-            if i.micro_batch != micro_batch:
-                micro_batch = i.micro_batch
-                self.micro_batch_at.append(len(self.moves))
+        """One micro-batch after the other. One that does what the one before it did, and finds what that one found,
+        makes the same moves; it is not gone through where no moment matters.
+        """
+        before: object = None
+        for _, some in groupby(enumerate(self.program.instructions), lambda one: one[1].micro_batch):
+            micro_batch = list(some)
+            self.micro_batch_at.append(len(self.moves))
+            found = None if self._clock else ([_READ(i) for _, i in micro_batch], self._state())
+            if found is not None and found == before:
+                self.moves += self.moves[slice(*self.micro_batch_at[-2:])]
+            else:
+                self._go_through(micro_batch)
+            before = found
+
+    def _state(self) -> tuple[object, ...]:
+        """What, beyond the instructions to come, decides the moves to come."""
+        live = {key: list(some) for key, some in self._live.items() if some}
+        owed = {key: n_bytes for key, n_bytes in self._owed.items() if n_bytes}
+        numbers = self._last, sorted(self._numbers), dict(self._first)
+        return live, owed, numbers, self._gradient, list(self._made), self.optimizer_at
+
+    def _go_through(self, instructions: Iterable[tuple[int, Instruction]]) -> None:
+        for number, i in instructions:
+            kind, buffer = i.kind, self._buffer
             if number in self._clock:
                 self.now_s = self._clock[number][0]
             if kind is _RECORD_STREAM:
                 if (i.category, i.unit) == buffer and self._clock:
                     until_s = self._clock[number][1]
-                    for at in just_freed:
+                    for at in self._just_freed:
                         self.moves[at] = self.moves[at]._replace(until_s=until_s)
-                just_freed, buffer = [], None
+                self._just_freed.clear()
             elif kind in (_ALLOC, _FREE) and i.category is Memory.ACTIVATION:
                 self._offloaded(i)
             elif kind is _FREE:
                 self._make()
                 if (i.category, i.unit) != buffer:
-                    just_freed, buffer = [], (i.category, i.unit)
+                    self._just_freed, self._buffer = [], (i.category, i.unit)
                 before = len(self.moves)
                 self._free((i.category, i.unit), i.bytes)
-                just_freed += range(before, len(self.moves))
+                self._just_freed += range(before, len(self.moves))
                 continue
             elif kind is _ALLOC:
                 if i.category is Memory.UNSHARDED_GRAD and self.work is not None:
@@ -175,7 +197,7 @@ class _Writer:
                     self._compute(i)
                 else:
                     self._make()
-            buffer = None
+            self._buffer = None
 
     def _allocate(self, key: tuple[object, str], sizes: Sequence[int], lane: Lane = _COMPUTE) -> None:
         for n_bytes in sizes:
