@@ -23,7 +23,7 @@ from fsdp_sim.requests import (
     category_name,
     change_in_words,
 )
-from fsdp_sim.simulation import peak_dtype
+from fsdp_sim.simulation import peak_dtype, workspace_bytes
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
@@ -72,7 +72,8 @@ def print_result(result: Result, job: Job) -> None:
     fit = "" if result.fit == "fits" else f": {result.fit}"
     held = []  # a CPU has no caching allocator: malloc gives back what is freed
     if cluster.kind == "gpu":
-        held = [("held by the allocator", f"{human_bytes(result.reserved_memory_bytes)}{fit}")]
+        workspaces = f", with cuBLAS's workspaces, 2 x {human_bytes(workspace_bytes(cluster))}"
+        held = [("held by the allocator", f"{human_bytes(result.reserved_memory_bytes)}{workspaces}{fit}")]
     for name, value in (
         ("step time", f"{human_ms(result.step_time_s)}{between}"),
         ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),

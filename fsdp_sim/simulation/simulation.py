@@ -29,18 +29,25 @@ from fsdp_sim.words import in_brief
 
 Skew = Callable[[Given, int], Given]
 
-# What the driver, the CUDA context and NCCL's buffers keep of a GPU's memory, outside of torch's allocator.
-CONTEXT_BYTES = 1.5 * 2**30
+# What is kept of a GPU's memory outside of torch's allocator. NCCL's buffers: 4 MiB, NCCL_BUFFSIZE's default by its
+# documentation, for each of up to 32 channels, of a ring and of a tree. The driver and the CUDA context are assumed.
+NCCL_BYTES = 2 * 32 * 4 * 2**20
+CONTEXT_BYTES = 1.25 * 2**30 + NCCL_BYTES
 # What cuBLAS takes of torch's allocator for each thread that multiplies matrices, where CUBLAS_WORKSPACE_CONFIG is not
 # set: ``at::cuda::parseChosenWorkspaceSize`` in torch 2.13, 32 MiB from compute capability 9 on.
 WORKSPACE_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}
-OLDER_WORKSPACE_BYTES = 2 * 4096 * 2**10 + 8 * 16 * 2**10
+OLDER_WORKSPACE_BYTES = 2 * 4096 * 2**10 + 8 * 16 * 2**10  # its default, :4096:2:16:8
 # Where the edge of memory begins. Of the published runs the two that are predicted to hold more than 0.95 of the limit
 # are 17 and 23% slower than predicted, those up to 0.94 are not; and what is held is predicted to within 4%.
 EDGE = 0.9
 # A plan whose tensors take less than this share of the limit is not at the edge: no plan that was tried made the
 # allocator hold as much as twice what is alive.
 FAR_FROM_EDGE = EDGE / 2
+
+
+def workspace_bytes(cluster: Cluster) -> int:
+    """What cuBLAS takes of torch's allocator, once for forward's thread and once for autograd's."""
+    return WORKSPACE_BYTES.get(cluster.gpu.arch, OLDER_WORKSPACE_BYTES)
 
 
 class Fit(StrEnum):
@@ -138,7 +145,7 @@ class Simulation:
         limited = self.peak_memory_bytes <= self.memory_limit_bytes  # else it would end at the first tensor too many
         return engine.Allocator(
             int(self.memory_limit_bytes) if limited else None, self.plan.expandable_segments,
-            WORKSPACE_BYTES.get(self.cluster.gpu.arch, OLDER_WORKSPACE_BYTES),
+            workspace_bytes(self.cluster),
         )  # fmt: skip
 
     @cached_property

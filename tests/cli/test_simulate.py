@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fsdp_sim import Cluster, Plan, Timeline, simulate
+from fsdp_sim.simulation import CONTEXT_BYTES, NCCL_BYTES, workspace_bytes
 from fsdp_sim.timeline import read_timeline
 from tests.cli.commands import EIGHT_B, SMALL, call
 
@@ -51,6 +52,15 @@ def test_what_the_allocator_holds_is_told_of_gpus_alone(gpu: str, told: bool) ->
 
     assert done.exit_code == 0, done.output
     assert ("held by the allocator" in done.output) is told
+
+
+@pytest.mark.parametrize(("gpu", "workspaces"), [("H100", "2 x 32.0 MiB"), ("A100-SXM-80GB", "2 x 8.12 MiB")])
+def test_cublas_workspaces_are_in_what_the_allocator_holds_and_nccl_beside_it(gpu: str, workspaces: str) -> None:
+    """8,519,680 bytes are torch's CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8; 4 MiB a channel NCCL's NCCL_BUFFSIZE."""
+    done = call("simulate", "--model", "gpt2-124m", "--gpu", gpu, "--gpus", "2", "--seq-len", "128")
+    assert f"with cuBLAS's workspaces, {workspaces}" in " ".join(done.output.split())
+    assert workspace_bytes(Cluster("A100-SXM-80GB", gpus=2)) == 8_519_680
+    assert CONTEXT_BYTES - NCCL_BYTES == 1.25 * 2**30
 
 
 def test_a_request_without_a_dtype_computes_in_bf16_and_says_so():

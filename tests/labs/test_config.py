@@ -11,6 +11,7 @@ import pytest
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.texts import text_of
 from labs.config import ALLOWED, KEYS, PLAN_API, PLAN_KEYS, TrainConfig, read_config
+from labs.data import load_corpus
 
 TEACHING = Path(__file__).parents[2] / "labs/configs/teaching.toml"
 
@@ -225,6 +226,15 @@ def test_a_file_may_lack_what_is_typed(tmp_path):
 @pytest.mark.parametrize("path", sorted(TEACHING.parent.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_configs_that_are_there_can_be_read(path):
     assert read_config([f"--config={path}"]).model_config.n_layer > 1
+
+
+def test_the_config_for_gpus_says_how_often_its_steps_read_the_built_in_text():
+    path = TEACHING.with_name("gpt2_124m.toml")
+    config, train = read_config([f"--config={path}"]), load_corpus().train
+    tokens = config.steps * config.global_batch * config.model_config.context
+    said = re.search(r"read the built-in one (\d+) times", path.read_text())
+    assert said
+    assert int(said[1]) == pytest.approx(tokens / len(train), rel=0.05)
 
 
 def test_help_shows_the_usage_and_every_key(capsys):
