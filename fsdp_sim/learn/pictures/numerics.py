@@ -38,7 +38,7 @@ def curves(
         showlegend=True, legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"}
     )
     figure.update_xaxes(title=x_title, tickvals=list(x))
-    figure.update_yaxes(title=y_title)
+    figure.update_yaxes(title=y_title, type="linear")
     cells = tuple((name, *(f"{value:.4g}" for value in values)) for name, values in lines.items())
     ends = "; ".join(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}" for name, values in lines.items())
     return Picture(figure, f"{sentence}. {ends}.", (Table(y_title, (x_title, *map(str, x)), cells),))
