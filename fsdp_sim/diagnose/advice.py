@@ -220,7 +220,7 @@ _ACCUMULATE = Tip(
         "fsdp1": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
         "ddp": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
     },
-    change=lambda plan, cluster: {"grad_accum": 2 * plan.grad_accum},
+    change=lambda plan, cluster: {"grad_accum": 2 * plan.grad_accum, "requires_gradient_sync": "last"},
 )
 _FEWER_SYNCS = _any(
     "fewer host syncs: no .item(), .cpu(), print of a tensor or nonzero() within the step; log every n steps",

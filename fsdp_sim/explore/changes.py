@@ -195,8 +195,10 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
             continue  # what all of the wait could save
         for tip in TIPS[blame.culprit]:
             what = tip.by_api.get(plan.api, "")
-            if tip.change is not None and what in blame.advice:
-                advised[what] = tip.change(plan, now.cluster)
+            if tip.change is None or what not in blame.advice:
+                continue
+            if (new := tip.change(plan, now.cluster)) not in advised.values():
+                advised[what] = new
     found = []
     for what, new in advised.items():
         unchanged = all(getattr(plan, name) == value for name, value in new.items())

@@ -300,3 +300,12 @@ def test_what_is_looked_for_with_two_micro_batches_is_what_all_of_them_find(what
     in_full = largest(what, model, cluster, replace(plan, seq_len=512), multiple_of=step)
 
     assert (found.value, found.next, found.ends) == (in_full.value, in_full.next, in_full.ends)
+
+
+def test_what_would_help_is_what_its_words_say_and_is_said_once():
+    """Two causes of a wait advise gradients without sync in all but the last micro-batch."""
+    plan = replace(Plan(param_dtype="bf16", reduce_dtype="fp32"), cpu_offload=True, clip_grad_norm=True)
+    found = changes_that_help(Model.preset("llama3-8b"), simulate("llama3-8b", Cluster("H100", gpus=8), plan))
+
+    [without_sync] = [change for change in found if "set_requires_gradient_sync(False)" in change.what]
+    assert without_sync.set == {"grad_accum": 2, "requires_gradient_sync": "last"}
