@@ -126,7 +126,7 @@ def _listed(day: GpuDay, names: list[str]) -> Table:
 def _with_progress(options: GpuDayOptions, day: GpuDay, names: list[str], console: Console) -> None:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(10),  # the line has room in 80 columns
         TextColumn("{task.completed:.0f} of {task.total:.0f} parts"),
         _Budget(options.minutes),
     )
@@ -154,7 +154,7 @@ class _Budget(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left = max(0.0, self._minutes - (task.elapsed or 0.0) / 60)
-        return Text(f"{left:.0f} of {self._minutes:g} minutes left")
+        return Text(f"{left:.0f} of {self._minutes:g} min left")
 
 
 def _line(name: str, state: PartState) -> str:
@@ -165,9 +165,12 @@ def _line(name: str, state: PartState) -> str:
 def _bundle(options: GpuDayOptions, day: GpuDay, console: Console) -> None:
     bundled = list(bundle.files(options.out))
     path = options.out.parent / bundle.name_of(day)
-    table = Table(
-        "file", "what it is", "bytes", "private names replaced", box=None, header_style="bold", padding=(0, 2, 0, 0)
-    )
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(
+        "file", no_wrap=True, min_width=max((len(one.name) for one in bundled), default=0)
+    )  # who agrees reads it whole
+    for heading in ("what it is", "bytes", "private names replaced"):
+        table.add_column(heading)
     for one in bundled:
         table.add_row(one.name, one.what, f"{len(one.data):,}", str(one.replaced or ""))
     console.print(f"\nFor the bundle {path}:", table, sep="\n")

@@ -95,19 +95,24 @@ def test_a_part_that_fails_or_hangs_does_not_end_the_day(tmp_path, monkeypatch):
     assert list(spent(day, {"late": nothing}, ["late"], tmp_path, -1.0)) == []
 
 
-@pytest.mark.tail
 def test_a_person_sees_how_far_the_day_is_what_is_left_of_it_and_why_a_part_failed(tmp_path, monkeypatch):
     day_of(tmp_path, "cpu", checks=PartState("done", 3.0))
     broken = GpuDayPart("", 60.0, lambda folder, device: None)
     monkeypatch.setattr("labs.gpu_day.__main__.parts", lambda: {"checks": broken, "no such part": broken})
     monkeypatch.setattr("labs.gpu_day.__main__.hardware_of", lambda device: ("cpu", H100))
     monkeypatch.setattr("labs.gpu_day.__main__.versions", lambda: {"torch": "2.13.0"})
-    shown = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    result = tmp_path / "calibration" / "calibration.json"
+    result.parent.mkdir()
+    result.write_text("{}")
+    failed = PartState("failed", 2.0, "KeyError: 'no such part'")
+    monkeypatch.setattr("labs.gpu_day.day._run", lambda *given: failed)  # starting a process takes seconds
+    shown = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr("labs.gpu_day.__main__.Console", lambda **settings: shown)
     assert main(["--device", "cpu", f"--out={tmp_path}", "--minutes", "20"]) == 1
     printed = shown.file.getvalue()
     assert "no such part, at most 1 min" in printed
-    assert "1 of 2 parts 20 of 20 minutes left" in printed
+    assert "1 of 2 parts 20 of 20 min left" in printed
+    assert "calibration/calibration.json " in printed, "whoever gives a file away reads its whole name"
     assert f"KeyError: 'no such part' ({tmp_path / 'no_such_part' / 'log.txt'})" in printed
 
 
