@@ -58,8 +58,8 @@ def sources() -> dict[str, bytes]:
     paths += [HERE.parent / "__init__.py", *(HERE / "calls").rglob("*")]
     kept = [path for path in sorted(paths) if path.is_file() and path.suffix not in LEFT_OUT]
     found = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept}
-    # Of these a page needs nothing, and the last imports what has to do with torch.
-    return found | {"web/__init__.py": b"", "web/live/__init__.py": b"", "fsdp_sim/learn/__init__.py": b""}
+    # Of these a page needs nothing, and the second imports what has to do with torch.
+    return found | {"web/live/__init__.py": b"", "fsdp_sim/learn/__init__.py": b""}
 
 
 def compiled(pyodide: Path, wheel: Path, folder: Path) -> tuple[Path, Path]:

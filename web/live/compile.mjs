@@ -22,14 +22,14 @@ with zipfile.ZipFile("/tmp/from.zip") as given, zipfile.ZipFile("/tmp/to.zip", "
             name, content = name + "c", external._code_to_timestamp_pyc(code)
         made.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
 
+before = set(sys.modules)
 import shutil, site
 shutil.unpack_archive("/tmp/to.zip", site.getsitepackages()[0])
 importlib.invalidate_caches()
 from web.live import calls
 for page in calls.PAGES:
     calls.prepare(page)
-theirs = {*sys.stdlib_module_names, *(name for name in sys.modules if name.startswith("_sysconfigdata"))}
-"\\n".join(name for name in sys.modules if name.partition(".")[0] in theirs and name != "__main__")
+"\\n".join(name for name in sys.modules if name.partition(".")[0] in sys.stdlib_module_names and name != "__main__")
 `);
 fs.writeFileSync(to, python.FS.readFile("/tmp/to.zip"));
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
@@ -60,7 +60,7 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def levels() -> dict[str, Level]:
     """All levels by name, in order."""
-    tables = tomllib.loads(files("fsdp_sim.learn.puzzle").joinpath("levels.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads((Path(__file__).parent / "levels.toml").read_text(encoding="utf-8"))
     return {name: msgspec.convert({"name": name} | table, Level) for name, table in tables.items()}
 
 

@@ -9,17 +9,6 @@ async function fetched(name) {
   return got;
 }
 
-// Imported from the archive, which saves writing its files one by one; a library that is linked has to be a file.
-const IMPORT = `
-import importlib, site, sys, zipfile
-with zipfile.ZipFile("/ours.zip") as ours:
-    ours.extractall(site.getsitepackages()[0], [name for name in ours.namelist() if name.startswith("msgspec")])
-sys.path.append("/ours.zip")
-importlib.invalidate_caches()
-from web.live import calls
-calls.prepare(page)
-calls.call`;
-
 async function begin() {
   // As it was when the site was built, after the standard library's imports (compile.mjs): half the start.
   const memory = fetched("memory.gz").then((got) =>
@@ -29,9 +18,11 @@ async function begin() {
     loadPyodide({ indexURL: here, packageBaseUrl: here, _loadSnapshot: memory }),
     fetched("ours.zip").then((got) => got.arrayBuffer()),
   ]);
-  python.FS.writeFile("/ours.zip", new Uint8Array(ours));
+  const place = python.runPython("import site; site.getsitepackages()[0]");
+  python.unpackArchive(ours, "zip", { extractDir: place });
   python.globals.set("page", self.name);
-  return { call: python.runPython(IMPORT), FS: python.FS };
+  const call = python.runPython("import importlib; importlib.invalidate_caches(); from web.live import calls; calls.prepare(page); calls.call");
+  return { call, FS: python.FS };
 }
 
 const ready = begin();
