@@ -63,7 +63,7 @@ def test_the_likest_names_come_first_and_none_where_none_is_like_it() -> None:
     (Model.preset, "Llama4", "the nearest names are llama4-scout, llama4-maverick"),
     (Model.preset, "gpt2-xl", "the nearest names are gpt2-124m, gpt2-350m"),
     (gpu, "A100 40", "the nearest names are A100-SXM-40GB, A100-PCIe-40GB"),
-    (gpu, "Gaudi", "no GPU is called 'Gaudi'; there are A10, "),
+    (gpu, "Zweig", "no GPU is called 'Zweig'; there are A10, "),
     (link, "NVLink", "the nearest names are NVLink2, NVLink3, NVLink4, NVLink4 H800, NVLink5"),
     (Cluster.from_file, "H100", "there is no cluster file H100; .* a GPU's name goes to gpu"),
     (lambda name: request_of_texts({name: "4"}), "batch", "there is no batch; did you mean micro_batch"),
