@@ -163,7 +163,7 @@ def weights_of(model: Model, plan: Plan) -> Weights:
         quantization=QUANTIZATIONS[plan.base_quantization] if plan.base_quantization else None,
         fp8=plan.fp8,
         fp8_all_gather=plan.fp8_all_gather,
-        looped=_linears_of_an_expert(model) if plan.experts_impl == "loop" or plan.base_quantization else (),
+        looped=_linears_of_an_expert(model) if plan.loops_experts else (),
         kbit_training=plan.kbit_training,
         norm=model.norm,
     )  # fmt: skip

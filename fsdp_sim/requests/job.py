@@ -83,8 +83,7 @@ def _about_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]:
             "How long all-to-alls take is unverified: none is among the measurements, so links are taken to reach what "
             "they reach in rings. Experts are taken to get equally many tokens."
         ]
-    one_by_one = plan.experts_impl == "loop" or plan.base_quantization is not None  # each cut by its own rows
-    if model.n_expert is None or plan.api != "fsdp2" or one_by_one:
+    if model.n_expert is None or plan.api != "fsdp2" or plan.loops_experts:  # which are cut by their own rows
         return []
     shards = shards_of(plan, cluster.gpus)
     times = -(-model.n_expert // shards) * shards / model.n_expert

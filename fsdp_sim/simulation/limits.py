@@ -31,7 +31,7 @@ def check_each(model: Model, plan: Plan) -> None:
     Raises:
         ValueError: they are.
     """
-    if (model.n_expert or 0) > MAX_LOOPED and (plan.experts_impl == "loop" or plan.base_quantization):
+    if (model.n_expert or 0) > MAX_LOOPED and plan.loops_experts:
         raise ValueError(
             f"{model.name} has {model.n_expert:,} experts in a layer, which compute one after the other with "
             f"experts_impl='loop' and where they are quantised; the simulator goes up to {MAX_LOOPED:,} of those: take "

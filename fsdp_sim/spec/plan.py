@@ -397,6 +397,11 @@ class Plan:
             )
 
     @property
+    def loops_experts(self) -> bool:
+        """Whether the experts of a mixture compute one after the other, each with linear layers of its own."""
+        return self.experts_impl == "loop" or self.base_quantization is not None
+
+    @property
     def unlike_its_stack(self) -> dict[str, Any]:
         """The stack, if it is not the plain one, and each field that has another value than plans of that stack."""
         usual = {**type(self)(stack=self.stack).__dict__, "stack": "plain"}
