@@ -2,8 +2,8 @@
 
 A number that is counted has to come from the experiment. So the experiment runs twice: as torch is, and once more
 where torch's FSDP issues each collective a number of times that is drawn anew. What was counted grows with it, and so
-does the account; what was known beforehand does not. A number that is
-measured is measured once more, on something drawn anew.
+does the account; what was known beforehand does not. A number that is measured is measured once more, on something
+drawn anew.
 """
 
 from __future__ import annotations
