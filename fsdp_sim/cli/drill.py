@@ -262,8 +262,9 @@ def _talked(interview: Interview, talk: Conversation) -> bool:
 
 
 def _overruled(interview: Interview, talk: Conversation) -> bool:
-    """Let the candidate claim what was not heard, after which a follow-up may come; False where one wants to stop."""
-    while talk.claimable:
+    """Let the candidate claim what was not heard, after which a follow-up may come, or give back what was not said;
+    False where one wants to stop."""
+    while talk.claimable or talk.credited:
         click.echo(_filled(HOLD))
         typed = _prompt()
         if typed.lower() in STOP:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fsdp_sim.learn.drill.design import Design
 from fsdp_sim.learn.drill.heard import sentence
@@ -37,14 +37,12 @@ def decision(results: Sequence[QuestionResult]) -> str:
     helped = sum(len(r.talk.made) - len(r.talk.first) for r in results if r.talk)
     talks = [r.talk for r in results if r.talk]
     further, answered = sum(len(talk.follow_ups) for talk in talks), sum(len(talk.answered) for talk in talks)
-    claimed = [which for talk in talks for which in talk.overruled]
-    numbers = sum(which.isdigit() for which in claimed)
-    kinds = [_counted(len(claimed) - numbers, "point"), _counted(numbers, "follow-up")]
+    claimed = _of_both_kinds(which for talk in talks for which in talk.overruled)
+    returned = _of_both_kinds(which for talk in talks for which in talk.given_back)
     asked = f" {_counted(helped, 'point')} came only when asked for." if helped else ""
     asked += f" {answered} of {_counted(further, 'follow-up')} answered." if further else ""
-    claims = (
-        f" {' and '.join(filter(None, kinds))} the candidate claims and the listener did not hear." if claimed else ""
-    )
+    claims = f" {claimed} the candidate claims and the listener did not hear." if claimed else ""
+    claims += f" {returned} the listener heard and the candidate gave back." if returned else ""
     n_asked = sum(r.level == level for r in results)
     few = (
         f" It rests on {n_asked} question{'s' * (n_asked != 1)} of that level: a longer interview would be surer."
@@ -52,6 +50,13 @@ def decision(results: Sequence[QuestionResult]) -> str:
         else ""
     )
     return f"{LEVELS[level]} Right: {counts}.{asked}{claims}{few}"
+
+
+def _of_both_kinds(which: Iterable[str]) -> str:
+    """``2 points and 1 follow-up``: letters are points, numbers follow-ups."""
+    named = [*which]
+    numbers = sum(each.isdigit() for each in named)
+    return " and ".join(filter(None, (_counted(len(named) - numbers, "point"), _counted(numbers, "follow-up"))))
 
 
 def _counted(number: int, what: str) -> str:

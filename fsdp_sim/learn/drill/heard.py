@@ -15,7 +15,7 @@ from fsdp_sim.learn.drill.spoken import ENOUGH
 
 HOLD = (
     "To overrule the listener type a letter, or the number of a follow-up, and why, such as: c I said that it is "
-    "dropped. Enter goes on."
+    "dropped. A minus gives back what I heard wrongly: -c that was about DDP. Enter goes on."
 )
 KEPT = "Kept, with your reason."
 
@@ -90,16 +90,20 @@ def summary(talk: Conversation) -> list[str]:
             lines.append(f"✓ {point} You{when}: “{talk.made[place].text}”")
         elif letter in talk.overruled:
             lines.append(f"○ {point} You claim it: {talk.overruled[letter]}")
+        elif letter in talk.given_back:
+            lines.append(f"✗ {point} You gave it back: {talk.given_back[letter]}")
         elif place in talk.against:
             lines.append(f"✗ {point} You said the contrary: “{talk.against[place].text}”")
         else:
             lines.append(f"✗ {point}")
     for number, spoke in talk.follow_ups.items():
         asked = f"{number}) {spoke.asked}"
-        if spoke.good and spoke.answer:
-            lines.append(f"✓ {asked} You: “{spoke.answer.text}”")
-        elif number in talk.overruled:
+        if number in talk.overruled:
             lines.append(f"○ {asked} You claim it: {talk.overruled[number]}")
+        elif number in talk.given_back:
+            lines.append(f"✗ {asked} You gave it back: {talk.given_back[number]}")
+        elif spoke.good and spoke.answer:
+            lines.append(f"✓ {asked} You: “{spoke.answer.text}”")
         else:
             lines.append(f"✗ {asked}")
     return lines

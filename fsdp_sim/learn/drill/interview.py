@@ -131,14 +131,14 @@ class Interview:
         return self._talk().say(said)
 
     def overrule(self, typed: str) -> None:
-        """Claim what was not heard: the letter of a point or the number of a follow-up, and why.
+        """Claim what was not heard: the letter of a point or the number of a follow-up, and why. With a minus before
+        it, give back what was heard and not said.
 
         Raises:
             fsdp_sim.learn.drill.question.UnreadableError: there is no such point or follow-up, or no reason.
             ValueError: no spoken question waits.
         """
-        which, _, reason = typed.strip().partition(" ")
-        self._talk().overrule(which, reason)
+        self._talk().correct(typed)
 
     def settle(self) -> bool:
         """Be done with the spoken question that waits; whether it was a good answer.
@@ -171,8 +171,8 @@ class Interview:
 
     def _note(self, turn: InterviewTurn, right: bool, typed: str, cause: str) -> None:
         source, took_s = turn.source, self.clock() - turn.since_s
-        claimed = turn.talk.overruled if turn.talk else {}
-        trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds, overruled=claimed)
+        corrected = turn.talk.corrections if turn.talk else {}
+        trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds, overruled=corrected)
         self.results.append(
             QuestionResult(
                 source.name,

@@ -100,7 +100,7 @@ class Mock:
         number = talk.source.example(turn.seed)
         with_number = f"<p>A number that belongs to it: {escape(number)}</p>" if number else ""
         reply += f"<p>A strong answer says:{summary_html(talk)}</p>{with_number}"
-        if talk.claimable:
+        if talk.claimable or talk.credited:
             return f"{reply}<p>{escape(HOLD)}</p>"
         return reply + self._settled(talk)
 
@@ -112,8 +112,7 @@ class Mock:
                 return f"<p>{escape(str(error))}.</p>"
             if talk.part is not Part.OVER:
                 return f"<p>{KEPT}</p>"
-            if talk.claimable:
-                return f"<p>{KEPT} {escape(HOLD)}</p>"
+            return f"<p>{KEPT} {escape(HOLD)}</p>"
         return self._settled(talk)
 
     def _settled(self, talk: Conversation) -> str:

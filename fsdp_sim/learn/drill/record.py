@@ -39,7 +39,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     card: _Card
     overruled: dict[str, str] = {}
     """What one claims against the listener of a spoken question, by letters of points and numbers of follow-ups, with
-    the reasons."""
+    the reasons; what one gave back has a minus before it."""
 
     @property
     def due(self) -> datetime:
@@ -82,7 +82,7 @@ def note(
 
     Args:
         took_s, given_s: seconds that the answer took, and that an interviewer gives.
-        overruled: what one claims against the listener, with the reasons.
+        overruled: what one claims against the listener or gives back, with the reasons.
 
     Returns:
         what went wrong, as a sentence; empty if nothing did.

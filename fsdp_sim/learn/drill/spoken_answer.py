@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ipywidgets
 
 HOW = "Type it as you would say it."
-CLAIM = "Did you say it, and it was not heard? Then choose it, say why, and press Enter."
+CLAIM = "Heard wrongly? Choose what you did say, or with a minus what you did not; say why, and press Enter."
 
 
 class SpokenReply:
@@ -61,20 +61,20 @@ class SpokenAnswer:
         return reply
 
     def overrule(self, which: str, reason: str) -> SpokenReply:
-        """Claim what was not heard, by the letter of a point or the number of a follow-up, and say why; it is kept with
-        the record. After a follow-up the next one is asked.
+        """Claim what was not heard, by the letter of a point or the number of a follow-up, or give back what was heard
+        wrongly, as "-c", and say why; it is kept with the record. After a claimed follow-up the next one is asked.
 
         Raises:
             UnreadableError: there is no such point or follow-up, or no reason.
         """
-        self.talk.overrule(which, reason)
+        self.talk.correct(f"{which} {reason}")
         self._note()
         return SpokenReply(self.talk, self.talk.turns[-1] if self.talk.turns else Spoke("", "", {}, {}))
 
     def _note(self) -> None:
         given_s = self.source.seconds
         record.note(
-            self.source.name, right=self.talk.good, took_s=given_s, given_s=given_s, overruled=self.talk.overruled
+            self.source.name, right=self.talk.good, took_s=given_s, given_s=given_s, overruled=self.talk.corrections
         )
 
     @property
@@ -126,8 +126,9 @@ class SpokenAnswer:
 
         def said(reply: str) -> None:
             replied.value = reply
-            open_ = self.talk.claimable if self.talk.part is Part.OVER else []
-            which.options, claim.layout.display = open_, "" if open_ else "none"
+            talk, over = self.talk, self.talk.part is Part.OVER
+            which.options = [*talk.claimable, *(f"-{each}" for each in talk.credited)] if over else []
+            claim.layout.display = "" if which.options else "none"
 
         box.on_submit(entered)
         why.on_submit(claimed)

@@ -175,7 +175,7 @@ def test_what_is_claimed_needs_a_reason_and_is_kept() -> None:
         interview.overrule("b")
     with pytest.raises(UnreadableError, match="letter of a point"):
         interview.overrule("z because I said so")
-    with pytest.raises(UnreadableError, match="no point that is missing"):
+    with pytest.raises(UnreadableError, match="put a minus before it: -a"):
         interview.overrule("a I have said it")
     interview.overrule("c) I meant torch's own function")
     interview.overrule("d by the method of the model")
@@ -215,6 +215,40 @@ def test_a_follow_up_that_was_not_heard_is_claimed_like_a_point_and_the_next_one
     assert record.read()["walk_through_a_step"].overruled == {"1": "I did say that"}
     report = decision([*interview.results] * 4)
     assert "4 of 8 follow-ups answered. 4 follow-ups the candidate claims and the listener did not hear." in report
+
+
+def test_what_was_heard_wrongly_is_given_back_and_counts_no_more() -> None:
+    interview = spoken_turn("clip_the_gradients")
+    interview.say(" ".join(spoken()["clip_the_gradients"].points))
+    talk = interview.turn.talk if interview.turn else None
+    assert talk
+    while talk.part is Part.MISSING:
+        interview.say(talk.source.points[talk.missing[0]])
+    interview.say(talk.source.ladder[0].strong)
+    interview.say("")
+    assert talk.good
+    with pytest.raises(UnreadableError, match="what did you mean"):
+        interview.overrule("-a")
+    with pytest.raises(UnreadableError, match=r"2\) does not count"):
+        interview.overrule("-2 I said nothing there")
+    interview.overrule("-a that was about DDP")
+    interview.overrule("-1 I only guessed that one")
+    assert (talk.good, talk.answered, 0 in talk.first) == (False, [], False)
+    gave = [line for line in summary(talk) if "You gave it back" in line]
+    assert [line[:4] for line in gave] == ["✗ a)", "✗ 1)"]
+    interview.settle()
+    kept = {"-a": "that was about DDP", "-1": "I only guessed that one"}
+    assert record.read()["clip_the_gradients"].overruled == kept
+    report = decision([*interview.results] * 4)
+    assert "4 points and 4 follow-ups the listener heard and the candidate gave back." in report
+
+
+def test_what_was_given_back_may_be_claimed_again() -> None:
+    talk = Conversation(spoken()["clip_the_gradients"])
+    talk.say(talk.source.points[0])
+    talk.correct("-a that was about DDP")
+    talk.correct("a no, it was about FSDP")
+    assert (talk.given_back, talk.overruled) == ({}, {"a": "no, it was about FSDP"})
 
 
 def test_the_committee_quotes_the_candidate_and_says_what_to_do() -> None:

@@ -59,7 +59,7 @@ def test_a_spoken_question_is_talked_about_until_all_was_asked() -> None:
         said = interview.typed("?")
     assert "A strong answer says" in said
     assert "To overrule" in said
-    assert "no point" in interview.typed("b I have said it")
+    assert "put a minus before it" in interview.typed("b I have said it")
     assert "Kept" in interview.typed("a it was in my words")
     assert "a good answer makes" in interview.typed("")
     assert interview.report.headline.startswith("0 of 4 right")

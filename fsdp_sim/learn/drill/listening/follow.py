@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from dataclasses import dataclass, field
 from enum import Enum
@@ -74,6 +75,7 @@ class Conversation:
         turns: so far.
         overruled: what the candidate claims against the listener, by the letter of a point or the number of a
             follow-up, each with the reason.
+        given_back: what was heard and the candidate did not say, or said wrongly, likewise.
         endpoint: a model of the user's own that listens too.
     """
 
@@ -81,6 +83,7 @@ class Conversation:
     endpoint: Endpoint | None = None
     turns: list[Spoke] = field(default_factory=list)
     overruled: dict[str, str] = field(default_factory=dict)
+    given_back: dict[str, str] = field(default_factory=dict)
     part: Part = Part.ANSWER
     _probed: list[int] = field(default_factory=list)
     _rung: int = 0
@@ -97,15 +100,16 @@ class Conversation:
     @property
     def first(self) -> dict[int, Quote]:
         """The points of the first answer, before anything was asked for."""
-        return self.turns[0].made if self.turns else {}
+        made = self.turns[0].made if self.turns else {}
+        return {place: quote for place, quote in made.items() if ascii_lowercase[place] not in self.given_back}
 
     @property
     def made(self) -> dict[int, Quote]:
-        """All points that were made, with the words; what was contradicted later is not among them."""
+        """All points that were made, with the words; what was contradicted later or given back is not among them."""
         made: dict[int, Quote] = {}
         for turn in self.turns:
             made = {place: quote for place, quote in made.items() if place not in turn.against} | turn.made
-        return dict(sorted(made.items()))
+        return {place: made[place] for place in sorted(made) if ascii_lowercase[place] not in self.given_back}
 
     @property
     def against(self) -> dict[int, Quote]:
@@ -132,7 +136,8 @@ class Conversation:
     @property
     def answered(self) -> list[str]:
         """The follow-ups that were answered, with what the candidate claims."""
-        return [number for number, turn in self.follow_ups.items() if turn.good or number in self.overruled]
+        heard = [number for number, turn in self.follow_ups.items() if turn.good and number not in self.given_back]
+        return [number for number in self.follow_ups if number in heard or number in self.overruled]
 
     @property
     def claimable(self) -> list[str]:
@@ -140,6 +145,12 @@ class Conversation:
         that was not heard, by its number."""
         unheard = [n for n, turn in self.follow_ups.items() if n not in self.answered and turn.said.strip()]
         return [ascii_lowercase[place] for place in self.missing] + unheard
+
+    @property
+    def credited(self) -> list[str]:
+        """What counts and may be given back: points by their letters, follow-ups by their numbers."""
+        letters = ascii_lowercase[: len(self.source.points)]
+        return [*(each for place, each in enumerate(letters) if place not in self.missing), *self.answered]
 
     def say(self, text: str) -> Spoke:
         """Say something to what is asked; the turn, after which something else is asked.
@@ -177,6 +188,44 @@ class Conversation:
         Raises:
             UnreadableError: there is no such point or follow-up, it was heard, or there is no reason.
         """
+        which = self._named(which)
+        if which in self.credited:
+            raise UnreadableError(f"{which}) counts already; to give it back, put a minus before it: -{which}")
+        if which not in self.claimable:
+            raise UnreadableError(f"{which}) is no follow-up that you answered and I did not hear")
+        self.overruled[which] = _reason(reason, "say why, in a few words: by which words of yours did you say it?")
+        self.given_back.pop(which, None)
+        if which == str(self._rung) and self._rung < len(self.source.ladder):
+            self.part = Part.LADDER
+
+    def give_back(self, which: str, reason: str) -> None:
+        """Give back a point or a follow-up that counts and should not, with the reason; both are kept.
+
+        Raises:
+            UnreadableError: there is no such point or follow-up, it does not count, or there is no reason.
+        """
+        which = self._named(which)
+        if which not in self.credited:
+            raise UnreadableError(f"{which}) does not count, so there is nothing to give back")
+        self.given_back[which] = _reason(reason, "say why, in a few words: what did you mean instead?")
+        self.overruled.pop(which, None)
+
+    def correct(self, typed: str) -> None:
+        """Overrule the listener as it is typed: "c I said so" claims, "-c I did not" gives back.
+
+        Raises:
+            UnreadableError: as `overrule` and `give_back` do.
+        """
+        sign, which, reason = re.fullmatch(r"\s*([-\u2212\u2013]?)\s*(\S*)\s*(.*)", typed, re.DOTALL).groups()  # type: ignore[union-attr]
+        (self.give_back if sign else self.overrule)(which, reason)
+
+    @property
+    def corrections(self) -> dict[str, str]:
+        """All that the candidate overruled, as it is typed: with a minus what was given back."""
+        return {**self.overruled, **{f"-{which}": reason for which, reason in self.given_back.items()}}
+
+    def _named(self, which: str) -> str:
+        """The letter of a point or the number of a follow-up, as it was typed."""
         which, letters = which.strip().strip(").:").lower(), ascii_lowercase[: len(self.source.points)]
         numbers = [str(n) for n in range(1, len(self.source.ladder) + 1)]
         if which not in (*letters, *numbers):
@@ -184,14 +233,7 @@ class Conversation:
                 f"{which[:20]!r} is not the letter of a point, a to {letters[-1]}, nor the number of a follow-up, "
                 f"1 to {numbers[-1]}"
             )
-        if which not in self.claimable:
-            kind = "point that is missing" if which in letters else "follow-up that you answered and I did not hear"
-            raise UnreadableError(f"{which}) is no {kind}")
-        if len(reason.split()) < 3:
-            raise UnreadableError("say why, in a few words: by which words of yours did you say it?")
-        self.overruled[which] = reason.strip()
-        if which in numbers and self._rung < len(self.source.ladder):
-            self.part = Part.LADDER
+        return which
 
     def _go_on(self, good: bool | None) -> None:
         if self.part is Part.LADDER:
@@ -205,6 +247,12 @@ class Conversation:
             self.part = Part.MISSING
         else:
             self.part = Part.LADDER if self.good else Part.OVER
+
+
+def _reason(given: str, ask: str) -> str:
+    if len(given.split()) < 3:
+        raise UnreadableError(ask)
+    return given.strip()
 
 
 def _in_context(name: str, asked: str, said: str, place: int) -> Quote | None:
