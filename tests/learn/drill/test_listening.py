@@ -45,8 +45,19 @@ def test_new_answers_to_the_others_are_heard() -> None:
     assert score.precision >= ENOUGH, score
 
 
-@pytest.mark.parametrize(("file", "recall", "precision"), [("follow_ups", 0.85, 0.85), ("follow_ups_hard", 0.8, 0.75)])
-def test_answers_to_follow_ups_are_heard(file: str, recall: float, precision: float) -> None:
+@pytest.mark.parametrize(
+    ("file", "recall", "precision"),
+    [
+        ("follow_ups", ENOUGH, ENOUGH),
+        ("follow_ups_hard", 0.8, 0.8),
+        ("typed", ENOUGH, ENOUGH),
+        ("typed_follow_ups", ENOUGH, ENOUGH),
+        ("typed_later", ENOUGH, ENOUGH),
+    ],
+)
+def test_answers_to_follow_ups_and_answers_as_they_are_typed_are_heard(
+    file: str, recall: float, precision: float
+) -> None:
     score = sum(measure(answers(f"{file}.toml")).values(), Score())
     assert score.recall >= recall, score
     assert score.precision >= precision, score
@@ -138,6 +149,27 @@ def test_the_words_that_made_a_point_are_quoted_from_the_answer() -> None:
 )
 def test_a_number_is_heard_as_it_was_meant_to_a_twentieth(said: str, heard: bool) -> None:
     assert ("c" in letters_heard("fsdp_against_ddp", said)) == heard
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "letters"),
+    [
+        ("fsdp_against_ddp", "1,5x the traffic", "e"),
+        ("zero_stages", "1 = optimizer, 2 = + grads, 3 = + params", "a"),
+        ("implicit_and_explicit", "its hook issues the gather before forward", "a"),
+        ("implicit_and_explicit", "it issues an all-gather before forward", ""),
+        ("not_layers_on_gpus", "All GPUs but one are idle.", "a"),
+        ("fsdp1_and_fsdp2", "v2 is a function, v1 was a wrapper", "b"),
+    ],
+)
+def test_answers_are_heard_as_they_are_typed(name: str, said: str, letters: str) -> None:
+    assert letters_heard(name, said) == set(letters)
+
+
+def test_an_answer_that_begins_by_denying_what_is_asked_is_wrong_whatever_words_follow() -> None:
+    assert letters_heard("from_ddp_to_fully_shard 1", "Nothing, the loss stays right.") == {"1"}, "no error: so it is"
+    assert letters_heard("full_or_sharded 2", "Nothing, DCP deletes the old files first and saves are atomic.") == set()
+    assert letters_heard("fsdp_against_ddp 1", "Yes, the activations stay small.") == set()
 
 
 def test_a_slip_of_the_keyboard_is_heard() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +11,12 @@ from importlib.resources import files
 from string import ascii_lowercase
 
 from fsdp_sim.learn.drill.listening.pattern import NEAR, NEARER, Pattern, pattern
+from fsdp_sim.learn.drill.listening.vocabulary import vocabulary
 from fsdp_sim.learn.drill.listening.words import Words, read
 from fsdp_sim.learn.drill.spoken import spoken
+
+NO = {"no", "not", "none", "nobody", "nothing", "never", "neither"}
+"""How a strong answer begins that says no."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,21 @@ def listen_on(name: str, rung: int, said: str) -> Heard:
         said: the answer, read as far as by `listen`.
     """
     key = f"{rung + 1}"
+    if opening := _contrary_opening(said, spoken()[name].ladder[rung].strong):
+        return Heard({}, {rung: opening})
     return _heard({each: lines for each, lines in follow_ups()[name].items() if each[0] == key}, said, "123")
+
+
+def _contrary_opening(said: str, strong: str) -> Quote | None:
+    """The first words of an answer, where they say yes and a strong one says no, or deny what it goes on from."""
+    openings, strong_words = vocabulary().openings, re.findall(r"\w+", strong.lower())[:5]
+    denied = bool(NO.intersection(strong_words))
+    begins = re.match(rf"\W*({'|'.join(openings.agree if denied else openings.deny)})\b", said, re.IGNORECASE)
+    first_sentence = re.split(r"[.?!;](?:\s|$)", said, maxsplit=1)[0]
+    turned = re.search(rf"\b(?:{'|'.join(openings.turns)})\b|n['\u2019]t\b", first_sentence, re.IGNORECASE)
+    if begins is None or turned:
+        return None
+    return Quote(begins[1], begins.start(1), begins.end(1))
 
 
 def _heard(of: Mapping[str, tuple[Pattern, ...]], said: str, places: str) -> Heard:

@@ -16,6 +16,12 @@ class _Negation(msgspec.Struct, frozen=True):
     reach: int
 
 
+class _Openings(msgspec.Struct, frozen=True):
+    agree: tuple[str, ...]
+    deny: tuple[str, ...]
+    turns: tuple[str, ...]
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """What ``words.toml`` says.
 
@@ -25,6 +31,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         spelling: several words by the one that stands for them; keys are regular expressions.
         irregular: the forms of a word that no rule makes.
         negation: what denies, where a denial ends, and after how many words it does at the latest.
+        openings: how an answer begins that agrees, or denies what was asked; words that turn it round again.
     """
 
     concepts: dict[str, str]
@@ -32,6 +39,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     spelling: dict[str, str]
     irregular: dict[str, str]
     negation: _Negation
+    openings: _Openings
 
     def phrases(self, concept: str) -> list[str]:
         """The phrases that mean a concept; a word that is no concept means itself."""

@@ -49,7 +49,7 @@ def stem(word: str) -> str:
     if word in NUMERALS:
         return str(NUMERALS[word])
     word = base_forms().get(word, word)
-    if not word.isalpha() or len(word) < 3:
+    if not word.isalpha() or len(word) < 3 or word == "its":  # whose stem would be that of "it"
         return word.strip("_")
     return str(snowballstemmer.stemmer("english").stemWord(word))
 
