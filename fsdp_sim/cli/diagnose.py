@@ -40,7 +40,7 @@ from fsdp_sim.diagnose import (
 )
 from fsdp_sim.diagnose import against as hold_against
 from fsdp_sim.requests import Failure, read_requests, resolve
-from fsdp_sim.timeline import Timeline, read_timeline, trace_files, write_chrome
+from fsdp_sim.timeline import Timeline, read_timeline, trace_files, write_chakra, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES, read_bytes
 from fsdp_sim.words import human_ms, percent
 
@@ -103,6 +103,7 @@ class DiagnoseRequest(msgspec.Struct):
     "--html", metavar="FILE", help="Write what is found, with its pictures, as a page that opens without a network."
 )
 @option("--chrome", metavar="FILE", help="Write the timeline for https://ui.perfetto.dev (.gz compresses).")
+@option("--chakra", metavar="PREFIX", help="Write the timeline as Chakra execution traces, PREFIX.RANK.et.")
 @schema_option("diagnose")
 def command(
     traces: tuple[str, ...],
@@ -117,6 +118,7 @@ def command(
     as_json: bool,
     html: str | None,
     chrome: str | None,
+    chakra: str | None,
 ) -> None:
     """Say why all-gathers and reductions are not hidden behind compute, and what to try.
 
@@ -138,10 +140,10 @@ def command(
     """
     if predict and not memory:
         raise ValueError("--predict says what memory is predicted for, and no --memory is given to hold against it")
-    for name, path in (("--html", html), ("--chrome", chrome)):
+    for name, path in (("--html", html), ("--chrome", chrome), ("--chakra", chakra)):
         check_folder(name, path)
     if not traces:
-        needs = {"--rank": rank, "--step": step, "--chrome": chrome, "--against": against}
+        needs = {"--rank": rank, "--step": step, "--chrome": chrome, "--chakra": chakra, "--against": against}
         _memory_alone(memory, predict, max_gb, as_json, html, needs)
         return
     timeline = _read(traces, max_gb)
@@ -157,6 +159,7 @@ def command(
         write_page(html, timeline, found, found.memory)
     if chrome:
         write_chrome(timeline, chrome)
+    nodes = write_chakra(timeline, chakra) if chakra else []
     if as_json:
         print_json("diagnose", found)
         return
@@ -165,7 +168,7 @@ def command(
         print_against(answer.against, top)
     if answer.memory:
         print_memory(answer.memory, timeline.api)
-    for what, path in (("page", html), ("trace", chrome)):
+    for what, path in (("page", html), ("trace", chrome), ("execution trace", ", ".join(map(str, nodes)))):
         if path:
             click.echo(f"Wrote the {what} to {path}.")
 

@@ -21,7 +21,7 @@ from fsdp_sim.cli.written import check_folder, drawn
 from fsdp_sim.explore import answer
 from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.timeline import read_bytes, write_chrome
+from fsdp_sim.timeline import read_bytes, write_chakra, write_chrome
 from fsdp_sim.words import shortened
 
 MOST_BYTES = 10**8  # of requests
@@ -39,6 +39,7 @@ EPILOG = (
 @json_option
 @option("--timeline", metavar="FILE", help="Write the step's events as JSON lines.")
 @option("--chrome", metavar="FILE", help="Write the step for https://ui.perfetto.dev (.gz compresses).")
+@option("--chakra", metavar="PREFIX", help="Write the step as a Chakra execution trace, PREFIX.RANK.et.")
 @option("--html", metavar="FILE", help="Write the step as a page that opens without a network.")
 @option("--explain/--no-explain", "explained", default=True, help="Say why it takes as long.  [default: --explain]")
 @schema_option("simulate")
@@ -48,6 +49,7 @@ def simulate(
     as_json: bool,
     timeline: str | None,
     chrome: str | None,
+    chakra: str | None,
     html: str | None,
     explained: bool,
 ) -> None:
@@ -63,7 +65,7 @@ def simulate(
       fsdp-sim simulate --model gpt2-124m --gpu A100 --gpus 8 --chrome step.json.gz
     """
     if source is not None:
-        files = {"timeline": timeline, "chrome": chrome, "html": html}
+        files = {"timeline": timeline, "chrome": chrome, "chakra": chakra, "html": html}
         if other := next((name for name in (*texts, *files) if name in texts or files[name]), ""):
             other = other.replace("_", "-")
             raise ValueError(f"--from reads whole requests; put {other} into them")
@@ -79,6 +81,9 @@ def simulate(
     if chrome:
         check_folder("--chrome", chrome)
         write_chrome(simulation.timeline, chrome)
+    if chakra:
+        check_folder("--chakra", chakra)
+        nodes = write_chakra(simulation.timeline, chakra)
     if html:
         check_folder("--html", html)
         _page(html, simulation, result)
@@ -91,6 +96,8 @@ def simulate(
         for what, path in (("events", timeline), ("trace", chrome), ("page", html)):
             if path:
                 click.echo(f"Wrote the {what} to {path}.")
+        if chakra:
+            click.echo(f"Wrote the execution trace to {', '.join(map(str, nodes))}; other ranks do the same.")
     if not result.fits:
         click.echo(f"Error: {result.error}", err=True)
         sys.exit(NO)

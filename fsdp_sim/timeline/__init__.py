@@ -19,6 +19,7 @@ from fsdp_sim.timeline.analysis import (
     union,
 )
 from fsdp_sim.timeline.call_sites import calls, learners_line, remember
+from fsdp_sim.timeline.chakra import write_chakra
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.clocks import aligned
 from fsdp_sim.timeline.columns import FIELDS, Columns
@@ -96,6 +97,7 @@ __all__ = [
     "trace_files",
     "uncovered",
     "union",
+    "write_chakra",
     "write_chrome",
     "written",
 ]
