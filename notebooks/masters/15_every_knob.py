@@ -210,7 +210,7 @@ HTML(viz.Table("Side by side", ("", "by hand", "Accelerate", "Lightning Fabric")
 # (The `lightning` package, with its Trainer, is *not* installed here, so we run nothing of it. `Trainer(gpus=4)` of
 # older tutorials was removed in version 2. Today it is `Trainer(accelerator="gpu", devices=4, strategy=...)`.)
 
-# %%
+# %% slideshow={"slide_type": "skip"}
 for package in ("lightning", "lightning_fabric"):
     print(package, "is installed" if find_spec(package) else "is not installed")
 assert find_spec("lightning") is None

@@ -249,6 +249,11 @@ def test_a_live_row_shows_the_question_and_what_its_cell_shows(plan: Deck) -> No
     assert figure.notes[0] == "**0:17 to 0:27, live.** Goes on."
 
 
+def test_what_a_row_has_just_shown_the_next_one_does_not_show_again(plan: Deck) -> None:
+    of = [(slide.section, slide.cell, slide.kind) for slide in plan.slides if slide.kind in ("output", "figure")]
+    assert len(set(of)) == len(of)
+
+
 def test_a_plan_begins_and_ends_with_what_one_can_do(plan: Deck) -> None:
     outcomes = plans()[PLAN].outcomes
     for slide in (plan.slides[1], plan.slides[-1]):
@@ -260,7 +265,7 @@ def test_homework_is_no_longer_than_a_slide(written: tuple[Path, dict[str, Deck]
     row = LessonSlot(0, 20, "Draw", "talk", section="00.1", say="A piece each.")
     long = LessonPlan("x", "X", "All.", 20, ("count",), "Nothing.", (row,), homework=(Homework(1, ("00",), exercises),))
     slides = [s for s in of_plans.deck(long, written[1]).slides if words.plain(s.title).startswith("To go on")]
-    assert [slide.body.count("<li>") for slide in slides] == [1, 8, 8, 4]
+    assert [slide.body.count("<li>") for slide in slides] == [1, 7, 7, 6]
 
 
 def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> None:
@@ -277,6 +282,17 @@ def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> Non
 
 
 # Words and figures.
+
+
+def test_a_sentence_does_not_end_within_what_is_quoted_or_emphasised() -> None:
+    assert words.sentences('"38 collectives? No." Then show it.') == ['"38 collectives? No."', "Then show it."]
+    assert words.sentences("*Not yet. Later.* So go on.") == ["*Not yet. Later.*", "So go on."]
+
+
+def test_what_only_the_one_at_the_notebook_wants_to_know_is_on_no_slide() -> None:
+    assert made(printed("print(x)", "Right after 3 of 12 minutes. In time.")) == []
+    (slide,) = made(printed("print(x)", "It agrees with <your answer>"))
+    assert "agrees with your answer" in slide.body
 
 
 def test_markdown_is_rendered_and_html_in_it_is_text() -> None:

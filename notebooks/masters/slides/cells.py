@@ -24,7 +24,9 @@ ROOM_ABOVE_PX = {1: 176, 2: 232, 3: 256}
 """What a headline of so many lines, with all around a figure, takes of a slide."""
 VERBS = ("run", "simulate", "Plan", "Cluster", "fully_shard", "diagnose", "record", "torchrun")
 """What makes a line of code worth a look, beside what defines something: the verbs of the course."""
-CLEARED = ("board(", "clock", "predict(")  # what belongs to the one who sits at the notebook
+CLEARED = ("board(", "clock", "predict(", "interview = mock(")  # what belongs to the one who sits at the notebook
+WHOSE = re.compile(r"<(your|reference) (\w+)>")
+"""How a checked function says whose it is."""
 
 
 def shown(cell: nbformat.NotebookNode, heading: str, *, as_it_is: bool = False) -> Iterator[Slide]:
@@ -41,7 +43,7 @@ def shown(cell: nbformat.NotebookNode, heading: str, *, as_it_is: bool = False) 
         return  # the choices of a question stand on its own slide
     draws = any(figures.MIME in output.get("data", {}) for output in cell.outputs)
     code = cell.source if as_it_is else "" if draws else telling(cell.source)
-    text = words.of_dicts("".join(map(printed, cell.outputs)).strip("\n"))
+    text = WHOSE.sub(r"\1 \2", words.of_dicts("".join(map(printed, cell.outputs)).strip("\n")))
     if text or as_it_is:
         body = words.code(code) if code else ""
         yield Slide("output", heading, body + (words.preformatted(cut(text), "printed") if text else ""))
@@ -58,7 +60,8 @@ def printed(output: nbformat.NotebookNode) -> str:
     data = output.get("data", {})
     text = str(output.get("text") or data.get("text/plain", ""))
     unsolved = text.startswith(("Not yet", WORDS[Grade.NOT_YET]))  # said to the stub of the saved notebook
-    return "" if output.get("name") == "stderr" or data.keys() - {"text/plain"} or unsolved else text
+    timed = text.startswith("Right after ")  # said by a clock that ran while the notebook was made
+    return "" if output.get("name") == "stderr" or data.keys() - {"text/plain"} or unsolved or timed else text
 
 
 def figure(data: dict[str, object], heading: str) -> Slide:

@@ -2,6 +2,7 @@
 "use strict";
 
 const SMALLEST_PX = 22, NARROWEST_PX = 28, WRAPPED_PX = 36;
+const FEW_LINES = 2, FEW_PX = 44;  // of so few lines each is wrapped before it is smaller
 const CONFIG = { displayModeBar: false, displaylogo: false, showSendToCloud: false, responsive: false };
 
 function draw(slide) {
@@ -32,10 +33,11 @@ function fit(slide) {
     for (const part of parts) {
       part.style.fontSize = "";
       part.classList.remove("wrap");
-      shrink([part], () => part.scrollWidth > part.clientWidth + 1, NARROWEST_PX);
+      const few = part.matches(".printed") && part.textContent.trim().split("\n").length <= FEW_LINES;
+      shrink([part], () => part.scrollWidth > part.clientWidth + 1, few ? FEW_PX : NARROWEST_PX);
       if (part.scrollWidth <= part.clientWidth + 1) continue;
       part.classList.add("wrap");
-      part.style.fontSize = `${WRAPPED_PX}px`;
+      part.style.fontSize = `${few ? FEW_PX : WRAPPED_PX}px`;
     }
     shrink(parts, () => body.scrollHeight > body.clientHeight + 1, SMALLEST_PX);
   }

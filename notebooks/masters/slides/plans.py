@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
@@ -37,7 +38,7 @@ def deck(plan: LessonPlan, chapters: Decks) -> Deck:
         if plan.sessions > 1:
             slides.append(_week(plan, week))
         for row in plan.session(week):
-            slides += _row(row, plan, chapters, shown=slides[-1])
+            slides += _row(row, plan, chapters, shown=slides[-MOST_PER_ROW:])
         slides += _homework(plan, week)
     return Deck(plan.name, plan.title, (*slides, _remember(plan)))
 
@@ -57,12 +58,13 @@ def told(row: LessonSlot) -> str:
     return f"{mark(row)} {_sentence(row.what)}{run}{say}"
 
 
-def _row(row: LessonSlot, plan: LessonPlan, chapters: Decks, *, shown: Slide) -> list[Slide]:
-    """The slides of a row; the first of them is left out if it is still on the screen."""
+def _row(row: LessonSlot, plan: LessonPlan, chapters: Decks, *, shown: Sequence[Slide]) -> list[Slide]:
+    """The slides of a row, without those that were just shown; where all were, it asks what is to be found out."""
     found = _slides_of(row, plan, chapters)
-    if len(found) > 1 and (found[0].section, found[0].cell, found[0].kind) == (shown.section, shown.cell, shown.kind):
-        found = found[1:]
-    first, *others = found
+    if row.mode == "live":
+        just = {(slide.section, slide.cell, slide.kind) for slide in shown}
+        found = [slide for slide in found if (slide.section, slide.cell, slide.kind) not in just]
+    first, *others = found or [_question("Look", row)]
     return [first.with_notes(told(row)), *(slide.with_notes(f"{mark(row)} Goes on.") for slide in others)]
 
 
@@ -79,7 +81,11 @@ def _slides_of(row: LessonSlot, plan: LessonPlan, chapters: Decks) -> list[Slide
         return live(of, _cell(section, row.run))
     if row.mode == "talk" and of and of[0].kind == "section" and of[0].body:
         return [of[0]]
-    return [Slide("question", "Discuss" if row.mode == "discussion" else "Think", _large(row.what), section.heading)]
+    return [_question("Discuss" if row.mode == "discussion" else "Think", row)]
+
+
+def _question(do: str, row: LessonSlot) -> Slide:
+    return Slide("question", do, _large(row.what), sections()[row.section].heading)
 
 
 def live(slides: Sequence[Slide], cell: int) -> list[Slide]:
@@ -138,8 +144,10 @@ def _homework(plan: LessonPlan, week: int) -> Iterator[Slide]:
         read = [f"{sections()[name].name}: {sections()[name].heading}" for name in homework.read]
         yield Slide("list", f"{title}: work through", _list(read), over, notes=(ASK,))
         total = f"The exercises take {minutes_of(homework.exercises)} minutes together."
-        for first in range(0, len(homework.exercises), MOST_IN_LIST):
-            names = homework.exercises[first : first + MOST_IN_LIST]
+        exercises = homework.exercises
+        on_each = math.ceil(len(exercises) / math.ceil(len(exercises) / MOST_IN_LIST)) if exercises else 1
+        for first in range(0, len(exercises), on_each):
+            names = exercises[first : first + on_each]
             solve = [f"{load(name).title} ({load(name).minutes} minutes)" for name in names]
             notes = (total, "By name: " + ", ".join(f"`{name}`" for name in names) + ".")
             yield Slide("list", f"{title}: solve", _list(solve), over, notes=notes)

@@ -45,8 +45,12 @@ def is_list(block: str) -> bool:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a paragraph."""
-    return _SENTENCE.split(" ".join(text.split()))
+    """The sentences of a paragraph; what is quoted or emphasised is not cut in two."""
+    whole: list[str] = []
+    for part in _SENTENCE.split(" ".join(text.split())):
+        within = whole and any(whole[-1].count(mark) % 2 for mark in '"*`')
+        whole[-1:] = [f"{whole[-1]} {part}"] if within else [*whole[-1:], part]
+    return whole
 
 
 def html(markdown: str) -> str:
