@@ -77,6 +77,16 @@ def test_a_lever_moves_figure_words_and_link_by_keyboard(start: Any) -> None:
 def test_a_pinned_plan_stays_above_a_goal_is_judged_and_an_operation_says_why_it_waited(start: Any) -> None:
     from fsdp_sim.viz.explorer.starts import GOALS
 
+    start.evaluate(
+        """() => {
+          const { postMessage } = Worker.prototype;
+          window.asked = [];
+          Worker.prototype.postMessage = function (message) {
+            window.asked.push(message.name);
+            postMessage.call(this, message);
+          };
+        }"""
+    )
     start.get_by_role("button", name="Pin as A").press("Enter")
     moved(start, 1)
     name = next(iter(GOALS))
@@ -84,6 +94,7 @@ def test_a_pinned_plan_stays_above_a_goal_is_judged_and_an_operation_says_why_it
     moved(start, 2)
     start.get_by_role("button", name="Next ▶").press("Enter")
     moved(start, 3)
+    assert start.evaluate("window.asked") == ["see", "see", "say", "see"]  # of a plan whose words stand, no words anew
     about = start.locator("#about").inner_text()
     shown = json.loads(call("see", json.dumps({"line": GOALS[name].start, "pinned": LINE, "goal": name, "number": 1})))
     expected = shown["answer"]

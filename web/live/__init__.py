@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from web.fetch import FETCHED, fetched, tool
@@ -19,13 +20,16 @@ from web.words import module
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-"""Of npm's package what a page needs."""
+PYTHON = ("pyodide.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+"""Of npm's package what a page needs as it is."""
+MADE = ("pyodide.asm.mjs", "memory.gz", "library.wasm.gz", "places.json", "rest.zip")
+"""What `compile.mjs` makes of it and of our code."""
 ROOMS = (
     "words.py", "states.py", "packages.py", "__init__.py", "timeline", "spec", "schedule", "cost", "engine", "diagnose",
-    "simulation", "configurations", "requests", "forms", "explore", "viz", "learn/puzzle",
+    "simulation", "configurations", "requests", "forms", "explore", "viz/__init__.py", "viz/theme.py", "viz/explorer",
+    "viz/steps", "learn/puzzle",
 )  # fmt: skip
-"""Of fsdp_sim what is taken along; what imports torch stays behind."""
+"""Of fsdp_sim what is taken along; what imports torch, or draws with plotly's Python, stays behind."""
 PAGES = {"puzzle": "puzzle_page", "fit": "fit", "trace": "trace"}
 """Pages that live, beside the start page, and the word that is their title; `web.live.forms` writes them."""
 LEFT_OUT = (".gz", ".csv", ".sbatch", ".css", ".pyc", ".html")
@@ -46,9 +50,9 @@ def gathered(folder: Path = FETCHED) -> dict[str, Path | bytes]:
             tar.extractall(folder / "new", filter="data")
         (folder / "new" / "package").rename(unpacked)
     files: dict[str, Path | bytes] = {f"python/{name}": unpacked / name for name in PYTHON}
-    ours, memory = compiled(unpacked, fetched("msgspec", folder), folder)
+    made = compiled(unpacked, fetched("msgspec", folder), folder)
     # Read now: a build of other sources may remove them meanwhile.
-    return files | {"python/ours.zip": ours.read_bytes(), "python/memory.gz": memory.read_bytes()}
+    return files | {f"python/{name}": (made / name).read_bytes() for name in MADE}
 
 
 def sources() -> dict[str, bytes]:
@@ -62,33 +66,35 @@ def sources() -> dict[str, bytes]:
     return found | {"web/live/__init__.py": b"", "fsdp_sim/learn/__init__.py": b""}
 
 
-def compiled(pyodide: Path, wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """A zip of our code and msgspec, compiled by the Python that will run it, and the memory that this one wakes with.
+def compiled(pyodide: Path, wheel: Path, folder: Path) -> Path:
+    """A folder with what the page's Python begins with, made by that Python of our code and msgspec (`compile.mjs`).
 
     Made anew where a source has changed.
     """
     code = sources()
     with zipfile.ZipFile(wheel) as msgspec:
         code |= {name: msgspec.read(name) for name in msgspec.namelist() if not name.endswith((".pyi", "/"))}
-    key = hashlib.sha256(repr(sorted(code.items())).encode() + (HERE / "compile.mjs").read_bytes()).hexdigest()[:16]
-    made, memory = folder / f"ours-{key}.zip", folder / f"memory-{key}.gz"
-    if not (made.exists() and memory.exists()):
+    by = [HERE / "compile.mjs", HERE / "static" / "wake.js", pyodide / "package.json"]
+    key = hashlib.sha256(repr(sorted(code.items())).encode() + b"".join(path.read_bytes() for path in by))
+    made = folder / f"made-{key.hexdigest()[:16]}"
+    if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:  # another build may be at it too
-            raw, new, woken = (Path(scratch, name) for name in ("sources.zip", "ours.zip", "memory.gz"))
+            raw, new = Path(scratch, "sources.zip"), Path(scratch, "new")
+            new.mkdir()
             with zipfile.ZipFile(raw, "w") as file:
                 for name, content in code.items():
                     file.writestr(name, content)
-            command = [tool("node"), str(HERE / "compile.mjs"), *map(str, (pyodide, raw, new, woken))]
+            command = [tool("node"), str(HERE / "compile.mjs"), *map(str, (pyodide, raw, new))]
             run = subprocess.run(command, capture_output=True, text=True)
             if run.returncode:
                 # Node shows the line that threw, which may be a script of a megabyte.
                 said = [line for line in (run.stderr or run.stdout).splitlines() if line.strip() and len(line) < 500]
                 raise RuntimeError("our code could not be compiled for the browser:\n" + "\n".join(said[-15:]))
-            for old in (*folder.glob("ours-*.zip"), *folder.glob("memory-*.gz")):
-                old.unlink(missing_ok=True)
-            woken.replace(memory)
-            new.replace(made)
-    return made, memory
+            for old in folder.glob("made-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):  # the other build was faster
+                new.rename(made)
+    return made
 
 
 def write(out: Path, files: dict[str, Path | bytes]) -> None:

@@ -5,6 +5,7 @@ import { WORDS } from "./words.js";
 
 const begun = await (await fetch(new URL("./first.json", import.meta.url))).json();
 let shown = begun.first; // the last plan that works
+let told = { line: shown.line, fits: shown.fits, sentences: shown.sentences }; // what is said of a plan
 let asked = null; // what is to be asked next: only the latest counts
 let busy = false;
 let drawnOnce = false;
@@ -155,7 +156,8 @@ async function ask(change) {
       showControls();
       if (link() !== location.hash) history.replaceState(null, "", link());
       if (asked) continue; // a newer question goes before the words
-      Object.assign(shown, await call("say", { line: shown.line }));
+      if (told.line !== shown.line) told = { line: shown.line, ...(await call("say", { line: shown.line })) };
+      Object.assign(shown, told);
       say();
       document.body.dataset.drawn = Number(document.body.dataset.drawn ?? 0) + 1;
     } catch (error) {

@@ -17,8 +17,7 @@ function start() {
   waiting = new Map();
   ready = new Promise((resolve, reject) => (started = { resolve, reject }));
   ready.catch(() => {});
-  // What the page is called is what its worker loads at once.
-  worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: document.body.dataset.name });
+  worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   worker.onmessage = ({ data: { id, ready: now, progress, answer, refused, failed } }) => {
     if (now) return started.resolve();
     if (id === undefined) return started.reject(new Error(failed));

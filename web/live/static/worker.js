@@ -1,5 +1,7 @@
-// Python in a worker: wakes it from its memory, unpacks our code, answers calls one after the other.
+// Python in a worker: wakes it from its memory, answers calls one after the other.
+import create from "./python/pyodide.asm.mjs";
 import { loadPyodide } from "./python/pyodide.mjs";
+import { waking } from "./wake.js";
 
 const here = new URL("./python/", import.meta.url).href;
 
@@ -9,20 +11,21 @@ async function fetched(name) {
   return got;
 }
 
+async function unpacked(name) {
+  const { body } = await fetched(name);
+  return new Uint8Array(await new Response(body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
+}
+
 async function begin() {
-  // As it was when the site was built, after the standard library's imports (compile.mjs): half the start.
-  const memory = fetched("memory.gz").then((got) =>
-    new Response(got.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer(),
-  );
-  const [python, ours] = await Promise.all([
-    loadPyodide({ indexURL: here, packageBaseUrl: here, _loadSnapshot: memory }),
-    fetched("ours.zip").then((got) => got.arrayBuffer()),
+  const memory = unpacked("memory.gz");
+  const library = unpacked("library.wasm.gz").then((bytes) => WebAssembly.compile(bytes));
+  const places = fetched("places.json").then((got) => got.json());
+  const [python, rest] = await Promise.all([
+    loadPyodide({ indexURL: here, packageBaseUrl: here, ...waking(create, { memory, library, places }) }),
+    fetched("rest.zip").then((got) => got.arrayBuffer()),
   ]);
-  const place = python.runPython("import site; site.getsitepackages()[0]");
-  python.unpackArchive(ours, "zip", { extractDir: place });
-  python.globals.set("page", self.name);
-  const call = python.runPython("import importlib; importlib.invalidate_caches(); from web.live import calls; calls.prepare(page); calls.call");
-  return { call, FS: python.FS };
+  python.unpackArchive(rest, "zip", { extractDir: python.runPython("site.getsitepackages()[0]") });
+  return { call: python.runPython("importlib.invalidate_caches(); calls.call"), FS: python.FS };
 }
 
 const ready = begin();
