@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fsdp_sim.configurations.adapters import lora_plan
 from fsdp_sim.configurations.keys import Keys, schema_of
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of, lora_plan
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.trainer import plan_of_arguments
 

@@ -22,7 +22,7 @@ from fsdp_sim.configurations import (
 from fsdp_sim.configurations.interpolation import resolved, variables
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
-from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
+from fsdp_sim.configurations.texts import Tree, calls_of, plain_json, text_of_file, tree_of
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.words import did_you_mean, shortened
 
@@ -39,6 +39,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "verl": verl.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
+ALONG = ("LoraConfig", "BitsAndBytesConfig")  # calls that say nothing of a step without arguments beside them
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
 """Fields of a plan that decide most, and of which a sentence says that a file is silent."""
 
@@ -102,6 +103,10 @@ def read(
     named = variables(text) if schema.interpolates else ()
     keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
+    if Path(path).suffix.lower() == ".json" and plain_json(text) != text:
+        keys.remarks.append(
+            f"{keys.file} has comments, or a comma before a bracket: passed over; json.load refuses both."
+        )
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]
     preset, model_file = _model(said, Path(path).parent)
     if preset is not None:
@@ -124,10 +129,11 @@ def format_of(tree: Mapping[str, Any], where: str) -> str:
         ValueError: it has signs of none.
     """
 
-    def strange(name: str) -> int:
+    def strange(name: str) -> list[str]:
         schema = schema_of(name)
         known = {*schema.sections[TOP], *(section.partition(".")[0] for section in schema.sections)}
-        return sum(key not in known for key in _nested(tree, schema))
+        known |= {key for key in schema.earlier if "." not in key}
+        return [str(key) for key in _nested(tree, schema) if key not in known]
 
     def is_possible(name: str) -> bool:
         schema = schema_of(name)
@@ -142,7 +148,13 @@ def format_of(tree: Mapping[str, Any], where: str) -> str:
             f"{where} is in no format that is known by its keys ({keys}); config_format says which of "
             f"{', '.join(FORMATS)}"
         )
-    return min(possible, key=strange)
+    found = min(possible, key=lambda name: len(strange(name)))
+    if len(unknown := strange(found)) > max(1, len(tree) / 2):
+        raise ValueError(
+            f"{where} is in no format that is known: {schema_of(found).package} comes nearest, and has none of "
+            f"{shortened(', '.join(unknown), 200)}; config_format says which of {', '.join(FORMATS)}"
+        )
+    return found
 
 
 def _nested(tree: Mapping[str, Any], schema: Schema) -> Mapping[str, Any]:
@@ -163,8 +175,10 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     of_format = {name: schema_of(name).calls for name in ([format] if format else FORMATS)}
     owner = {call: name for name, calls in of_format.items() for call in calls}
     calls = calls_of(text, where, owner)
-    if not calls:
-        raise ValueError(f"{where} calls nothing that is read; what is: {', '.join(owner)}")
+    if all(name in ALONG for name, _, _ in calls):
+        raise ValueError(
+            f"{where} calls nothing that is read; what is: {', '.join(name for name in owner if name not in ALONG)}"
+        )
     called = {name for name, _, _ in calls}
     found = format or max(of_format, key=lambda name: len(called & of_format[name].keys()))  # Trainer is two packages'
     tree: Tree = {}

@@ -8,6 +8,7 @@ these is refused, with the nearest name.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
@@ -20,6 +21,7 @@ from fsdp_sim.words import did_you_mean, nearest, shortened
 
 TOP = "top"
 MOST_SHOWN = 200  # characters of a value in a message
+PLACEHOLDER = re.compile(r"\$\{|\$[A-Za-z_]|\{\{")  # what a shell, a template or a resolver fills in
 MOST_NAMES = 20  # keys in a message that has no nearest one
 
 
@@ -28,6 +30,12 @@ class Unread(NamedTuple):
 
     source: str
     line: int
+
+
+class Call(dict[str, Any]):
+    """A call that is the value of an argument: its name under ``call``, and its arguments."""
+
+    unread: Unread  # what it is where no call is taken
 
 
 class Key(NamedTuple):
@@ -92,7 +100,12 @@ def schema_of(name: str) -> Schema:
     opened: set[str] = set()
     for included in table.get("include", ()):
         other = schema_of(included)
-        sections |= {section: {**sections.get(section, {}), **keys} for section, keys in other.sections.items()}
+        of_calls = {*other.calls.values()} - {TOP, *table.get("calls", {}).values()}  # which this format does not have
+        sections |= {
+            section: {**sections.get(section, {}), **keys}
+            for section, keys in other.sections.items()
+            if section not in of_calls
+        }
         prefixes |= other.prefixes
         earlier |= other.earlier
     of_spec = torchtitan_keys() if name == "torchtitan" else {}
@@ -120,6 +133,7 @@ class Keys:
         defaults: keys that were asked for and not given, with their defaults.
         read: keys that were asked for and given.
         remarks: what a reader has to say besides.
+        sections: those that are given.
     """
 
     def __init__(self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = ()) -> None:
@@ -128,6 +142,7 @@ class Keys:
         self.read: list[str] = []
         self.remarks: list[str] = []
         self.given: dict[str, Any] = {}
+        self.sections: set[str] = set()
         self._checked: list[str] = []
         self._variables = variables
         self.add(TOP, tree)
@@ -138,6 +153,7 @@ class Keys:
         Raises:
             ValueError: a key that the format does not have, or a value that it does not take or is not simulated.
         """
+        self.sections.add(section)
         known, prefix = self.schema.sections[section], self.schema.prefixes.get(section, "")
         start = "" if section == TOP else f"{section}."
         for written, value in tree.items():
@@ -187,6 +203,10 @@ class Keys:
         try:
             self.given[dotted] = converted(key.takes, value)
         except Wrong:
+            if isinstance(value, Call):
+                raise self._unread(dotted, value.unread, in_words(key.takes)) from None
+            if isinstance(value, str) and PLACEHOLDER.search(value):
+                raise self._unread(dotted, Unread(value, 0), in_words(key.takes)) from None
             raise self.wrong(dotted, value, in_words(key.takes), key.why) from None
         if key.only:
             self._checked.append(dotted)
@@ -203,6 +223,8 @@ class Keys:
         shown = shortened(repr(value), MOST_SHOWN)
         words = right.replace("'", "").replace(" or ", ", ").split(", ")
         near = nearest(value, words) if isinstance(value, str) else []
+        if why and near and not (value.startswith(near[0]) or near[0].startswith(value)):
+            near = []  # its package has the value, which is not simulated: it was meant
         hint = f"; did you mean {near[0]!r}?" if near and near[0] != value else ""
         return ValueError(f"{self.where}: {dotted} is {shown}; it must be {right}{why and f' ({why})'}{hint}")
 

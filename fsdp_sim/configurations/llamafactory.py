@@ -7,8 +7,9 @@ Source: llamafactory 0.9.5, ``hparams``; `model.adapter.init_adapter` (what is t
 
 from __future__ import annotations
 
+from fsdp_sim.configurations.adapters import lora_plan
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of, lora_plan
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 

@@ -1,38 +1,16 @@
-"""How Hugging Face's trainers load a model: its dtype, LoRA's adapters, a loss without logits.
+"""How Hugging Face's trainers load a model: its dtype, and a loss without logits.
 
 Sources: accelerate 1.15.0, `fsdp2_prepare_model` and `Accelerator.prepare_model` (what is trained becomes fp32, what is
-frozen keeps its dtype); peft 0.18, `LoraConfig`; liger-kernel, `LigerFusedLinearCrossEntropyLoss`.
+frozen keeps its dtype); liger-kernel, `LigerFusedLinearCrossEntropyLoss`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from fsdp_sim.configurations.keys import Keys
 
-ALL_LINEAR = ("all", "all-linear", "all_linear")
-PLAIN = re.compile(r"[\w.-]+")
 MOST_CHUNKS = 8
-
-
-def lora_plan(keys: Keys, rank: int, targets: Sequence[str] | None, dotted: str) -> dict[str, Any]:
-    """The fields of `Plan` of adapters.
-
-    Args:
-        targets: names of linear layers; None leaves them to peft.
-        dotted: the key that says them.
-
-    Raises:
-        ValueError: they are a pattern.
-    """
-    if targets is None:
-        keys.remarks.append(f"{keys.file} leaves the targets of LoRA to peft; taken to be all linear layers.")
-    elif strange := [name for name in targets if not PLAIN.fullmatch(name)]:
-        raise keys.wrong(dotted, strange[0], "names of linear layers, such as q_proj, or all-linear", "no pattern")
-    everything = targets is None or any(name in ALL_LINEAR for name in targets)
-    return {"lora_rank": rank, "lora_targets": "all-linear" if everything else tuple(targets or ())}
 
 
 def dims_of(keys: Keys, plan: dict[str, Any], dtype: str) -> dict[str, str]:

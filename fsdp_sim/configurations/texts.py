@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.configurations.keys import Unread
+from fsdp_sim.configurations.keys import Call, Unread
 from fsdp_sim.packages import need
 from fsdp_sim.spec import toml_or_json
 from fsdp_sim.timeline import read_text
@@ -40,13 +41,32 @@ def tree_of(text: str, where: str, suffix: str) -> Tree:
     """
     kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
     try:
-        found = _yaml(text, where) if kind == "YAML" else toml_or_json(text, kind)
+        found = (
+            _yaml(text, where) if kind == "YAML" else toml_or_json(plain_json(text) if kind == "JSON" else text, kind)
+        )
     except (ValueError, tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{where} is not {kind}: {error}") from None
     _refuse_a_bomb(found, where)
     if not isinstance(found, dict):
-        raise ValueError(f"{where} holds {'nothing' if found is None else f'a {type(found).__name__}'}, and no keys")
+        what = {type(None): "nothing", list: "a list", str: "one text"}.get(type(found), f"a {type(found).__name__}")
+        raise ValueError(f"{where} holds {what}, and no keys; a configuration is a table of them, such as key: value")
     return {str(key): value for key, value in found.items()}
+
+
+BESIDE = re.compile(r"""("(?:\\.|[^"\\])*")|//[^\n]*|\#[^\n]*|/\*.*?\*/""", re.DOTALL)
+LAST_COMMA = re.compile(r"""("(?:\\.|[^"\\])*")|,(?=\s*[}\]])""")
+
+
+def plain_json(text: str) -> str:
+    """JSON without comments and without commas before a closing bracket, which people write and some readers take.
+
+    Example:
+        >>> plain_json('{"a": "//", // two\\n "b": [1,],}')
+        '{"a": "//", \\n "b": [1]}'
+    """
+    for beside in (BESIDE, LAST_COMMA):
+        text = beside.sub(lambda match: match[1] or "", text)
+    return text
 
 
 def _yaml(text: str, where: str) -> Any:
@@ -55,13 +75,22 @@ def _yaml(text: str, where: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value if isinstance(key.value, str) and key.value != "<<"]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
-                raise ValueError(f"{twice} is given twice (line {node.start_mark.line + 1}); give it once")
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                line = key.start_mark.line + 1
+                if not isinstance(key.value, str) or key.value == "<<":
+                    continue
+                if key.value in lines:
+                    at = f"lines {lines[key.value]} and {line}" if lines[key.value] != line else f"line {line}"
+                    raise ValueError(f"{key.value} is given twice, in {at}; give it once")
+                lines[key.value] = line
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)
+        documents = list(yaml.load_all(text, Loader))
+        if len(documents) > 1:
+            raise ValueError(f"it holds {len(documents)} documents, with --- between them; leave one")
+        return documents[0] if documents else None
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except (RecursionError, OverflowError, AttributeError, TypeError) as error:
@@ -164,7 +193,9 @@ def _value(node: ast.expr, values: Mapping[str, ast.expr | str | None], depth: i
             return int(value) if abs(value) < 2**53 else _unread(node)
         case ast.Call(func=function) if _last(function):
             positional = {f"arg{n}": _value(one, values, depth + 1) for n, one in enumerate(node.args)}
-            return {"call": _last(function)} | positional | _keywords(node, values, depth)
+            call = Call({"call": _last(function)} | positional | _keywords(node, values, depth))
+            call.unread = _unread(node)
+            return call
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value = _value(operand, values, depth + 1)
             return -value if type(value) in (int, float) else _unread(node)

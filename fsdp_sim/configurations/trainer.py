@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fsdp_sim.configurations.adapters import plan_of_calls
 from fsdp_sim.configurations.deepspeed import deepspeed_of
 from fsdp_sim.configurations.keys import Keys
 from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
@@ -25,7 +26,7 @@ OPTIMIZERS = {  # get_optimizer_cls_and_kwargs of transformers.trainer_optimizer
 
 
 def read(keys: Keys, asked: Asked) -> Said:
-    return Said(plan=plan_of_arguments(keys, asked, {}))
+    return Said(plan=plan_of_arguments(keys, asked, {}) | plan_of_calls(keys))
 
 
 def plan_of_arguments(

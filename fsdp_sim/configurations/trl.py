@@ -6,8 +6,9 @@ its siblings, `trl.trainer.model_config.ModelConfig`. The rest is `fsdp_sim.conf
 
 from __future__ import annotations
 
+from fsdp_sim.configurations.adapters import lora_plan, plan_of_calls
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import dims_of, lora_plan
+from fsdp_sim.configurations.loaded import dims_of
 from fsdp_sim.configurations.said import Asked, Said, dtype_of
 from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 
@@ -25,6 +26,7 @@ def read(keys: Keys, asked: Asked) -> Said:
         if not keys["use_peft"]:
             raise keys.wrong("load_in_4bit", True, "False", "weights of four bits are trained by LoRA alone: use_peft")
         plan["base_quantization"] = keys["bnb_4bit_quant_type"] + "_double_quant" * keys["use_bnb_nested_quant"]
+    plan |= plan_of_calls(keys)
     if keys["dtype"] == "auto":
         keys.remarks.append(f"dtype of {keys.file} is that of the checkpoint; fp32, unless model_dtype says another.")
     else:

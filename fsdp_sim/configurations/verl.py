@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fsdp_sim.configurations.adapters import lora_plan
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of, lora_plan
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of
 from fsdp_sim.configurations.said import Asked, Said, cluster_of, dtype_of, need_gpus
 
 ACTOR = "actor_rollout_ref"

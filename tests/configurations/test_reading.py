@@ -82,6 +82,7 @@ def test_what_a_format_has_by_default_is_a_value_that_it_takes(format):
 
 
 ACCELERATE = "distributed_type: FSDP\nnum_processes: 8\n"
+LORA = "base_model: x\nadapter: lora\nlora_r: 8\nlora_target_modules: "
 WRONG = [
     ("a.yaml", ACCELERATE + "mixed_precison: bf16\n", "has no key mixed_precison; did you mean mixed_precision?"),
     ("a.yaml", ACCELERATE + "fsdp_config: {fsdp_offload_parms: true}\n", "did you mean fsdp_offload_params?"),
@@ -94,7 +95,7 @@ WRONG = [
         "their product must be 8",
     ),
     ("a.yaml", "distributed_type: MEGATRON_LM\n", "what else Accelerate starts is not simulated"),
-    ("a.yaml", "distributed_type: FSDP\ndistributed_type: NO\n", "distributed_type is given twice"),
+    ("a.yaml", "distributed_type: FSDP\ndistributed_type: NO\n", "distributed_type is given twice, in lines 1 and 2"),
     ("a.yaml", "fsdp_config: 3\ndistributed_type: FSDP\n", "fsdp_config is 3; it must be a table"),
     ("a.yaml", "- 1\n", "holds a list, and no keys"),
     ("a.yaml", "a: [\n", "is not YAML"),
@@ -116,7 +117,18 @@ WRONG = [
     ("a.py", "Trainer(strategy=ModelParallelStrategy())", "auto is all GPUs of a node"),
     ("a.yaml", "base_model: x\nmicro_batch_size: 1\ntensor_parallel_size: 2", "tensor parallelism is not simulated"),
     ("a.yaml", "base_model: x\nsequence_length: 1", "did you mean sequence_len?"),
-    ("a.yaml", "base_model: x\nadapter: lora\nlora_r: 8\nlora_target_modules: '.*q_proj'", "no pattern"),
+    ("a.yaml", LORA + "[q_proj, '.*v_proj']", "in a list peft has no pattern"),
+    ("a.yaml", LORA + "'.*(q_proj|lm_head)'", "it matches lm_head too, whose adapters are not simulated"),
+    ("a.yaml", LORA + "'.*layers.[02].*q_proj'", "here each block has the same"),
+    ("a.yaml", LORA + "'q_proj$'", "it matches no linear layer, such as model.layers.0.self_attn.q_proj"),
+    ("a.yaml", LORA + "'(.*)*q_proj'", "this expression is not read"),
+    ("a.py", "TrainingArguments()\nLoraConfig(target_module=[])", "did you mean target_modules?"),
+    ("a.py", "LoraConfig(r=8)", "calls nothing that is read"),
+    ("a.py", "TrainingArguments(bf16=int(env('B')))", "line 1: bf16 is int(env('B')), which only running the program"),
+    ("a.yaml", "distributed_type: FSDP\nnum_processes: ${WORLD_SIZE}", "which only running the program would tell"),
+    ("a.yaml", "a: 1\n---\nb: 2", "it holds 2 documents"),
+    ("a.yaml", "# nothing", "holds nothing, and no keys"),
+    ("a.yaml", "global_batch: 8\nprecision: amp\nfsdp_config: {}", "in no format that is known: transformers 5"),
     ("a.yaml", "stage: ppo\nfinetuning_type: lora", "stage is 'ppo'"),
     ("a.yaml", "stage: sft\ncutoff_length: 8", "did you mean cutoff_len?"),
     ("a.yaml", "metric_logger: x\nbatch_size: ${oc.env:B}", "batch_size is ${oc.env:B}, which only running"),
@@ -167,6 +179,13 @@ ODD = [  # legal, and read as it stands
     ("a.yaml", "engine: {strategy: '???', fsdp_size: '${oc.select:a.b,4}'}\ntrainer: {nnodes: 1}", "shard_size", 4),
     ("a.toml", BOM + 'model.name = "llama3"\nmodel.flavor = "8B"\ntraining.seq_len = 4_096', "seq_len", 4096),
     ("a.json", '{"zero_optimization": {"stage": "3"}, "train_batch_size": 1.6e1}', "micro_batch", 2),
+    ("a.json", '{// three\n"zero_optimization": {"stage": 3,}, /* a // b */ "train_batch_size": 16}', "micro_batch", 2),
+    ("a.yaml", ACCELERATE + "fsdp_config: {fsdp_backward_prefetch_policy: NO_PREFETCH}", "backward_prefetch", "none"),
+    ("a.yaml", "use_peft: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n", "seq_len", 512),
+    ("a.yaml", "use_peft: true\n", "lora_targets", ("q_proj", "v_proj")),
+    ("a.yaml", LORA + r"'.*layers[.][\d]+.(mlp|self_attn).(up|k)_proj'", "lora_targets", ("k_proj", "up_proj")),
+    ("a.py", "SFTConfig('o')\nLoraConfig(r=4, target_modules='all-linear')", "lora_targets", "all-linear"),
+    ("a.py", "TrainingArguments('o')\nLoraConfig()\nBitsAndBytesConfig(load_in_4bit=True)", "base_quantization", "fp4"),
 ]  # fmt: skip
 
 
