@@ -43,9 +43,10 @@ def check(name: str, solution: Callable[..., Any]) -> Verdict:
         raise TypeError(f"check({name!r}, {solution!r}): the second argument is your function, without calling it")
     named = progress.estimates().get(name)
     verdict = judge(exercise, solution, told=named is not None)
+    tried = not is_as_given(exercise, solution)  # to run all cells is no try
 
     def note(entry: progress.ExerciseEntry) -> progress.ExerciseEntry:
-        return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(verdict.grade)))
+        return structs.replace(entry, tries=entry.tries + tried, grade=max(entry.grade, int(verdict.grade)))
 
     more = [progress.change(name, note)]
     if verdict.passed and exercise.cause:

@@ -50,6 +50,15 @@ def test_from_open_to_passed() -> None:
     assert state() is ExerciseState.OPEN
 
 
+def test_to_run_all_cells_of_a_chapter_is_no_try() -> None:
+    def all_gathers_per_step(layers, reshard_after_forward):  # type: ignore[no-untyped-def]
+        return ...
+
+    check(NAME, all_gathers_per_step)
+    assert state() is ExerciseState.OPEN
+    assert progress.entry(NAME).tries == 0
+
+
 def test_a_solution_looked_at_before_it_was_solved_is_on_the_board_and_afterwards_is_not() -> None:
     shown = solution(NAME)
     assert "def all_gathers_per_step(layers, reshard_after_forward):" in str(shown)

@@ -91,16 +91,17 @@ def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None
         raise TypeError(f"hand_in({number}, {solution!r}): the second argument is your training, without calling it")
     wrong = off(of, solution, random.SystemRandom().randrange(2**31) if seed is None else seed)
     named = progress.estimates().get(name)
+    unchanged = is_as_given(number, solution)  # to run all cells is no try
     if not wrong:
         grade, use = Grade.PASS, Use(solution, "your")
         message = f"it trains as the sound one does. {causes.told(drawn(number).cause, named)}"
     else:
         grade, use, message = Grade.NOT_YET, Use(of.sound, "the sound"), wrong
-        if is_as_given(number, solution):
+        if unchanged:
             message = f'{wrong} This is {AS_GIVEN}. What is its cause? Say it with `predict("{name}")`, and mend it.'
 
     def note(entry: progress.ExerciseEntry) -> progress.ExerciseEntry:
-        return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(grade)))
+        return structs.replace(entry, tries=entry.tries + (not unchanged), grade=max(entry.grade, int(grade)))
 
     trouble = progress.change(name, note)
     return Verdict(name, grade, f"{message} {trouble}".strip(), use)
