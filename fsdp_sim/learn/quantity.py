@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fsdp_sim.learn.numerals import in_digits
+
 BYTES = {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SECONDS = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60, "h": 3600}
@@ -33,7 +35,8 @@ SPOKEN = {
         "kib": "KiB",
         "tib": "TiB",
         "b": "B",
-    },
+    }
+    | {"G": "GB", "giga": "GB", "M": "MB", "mega": "MB", "T": "TB", "tera": "TB"},
     "s": {
         "second": "s",
         "sec": "s",
@@ -43,12 +46,21 @@ SPOKEN = {
         "minute": "min",
         "hour": "h",
     },
-    "%": {"percent": "%", "per cent": "%"},
+    "%": {"percent": "%", "per cent": "%", "pct": "%"},
+    "FLOP": {"teraflop": "TFLOP", "gigaflop": "GFLOP", "petaflop": "PFLOP"}
+    | {"tflop": "TFLOP", "gflop": "GFLOP", "pflop": "PFLOP"},
     "": {"thousand": "k", "million": "M", "billion": "B", "bn": "B", "trillion": "T"},
 }
 """How units are said, by what is measured; the plural too."""
+BITS = {
+    name: scale / 8
+    for letter, word, scale in (("k", "kilo", 1e3), ("M", "mega", 1e6), ("G", "giga", 1e9), ("T", "tera", 1e12))
+    for name in (f"{letter}bit", f"{letter}bits", f"{word}bit", f"{word}bits")
+}
+"""Bits, as links are sold; "Gb" alone may be either, and is asked for again, but "Gb/s" and "Gbps" are bits."""
 MAX_LENGTH, READ = 40, 300
 """Characters of an answer that are quoted, and that are read."""
+RATES = (" per second", " per sec", "/s", "/second", "/sec", " a second")
 FARTHEST = 1e30
 """Of a quantity, either way: far beyond what anything here holds, moves or lasts."""
 LEAD = (
@@ -81,6 +93,7 @@ def in_unit(answer: Any, unit: str) -> Any:
     """
     if not isinstance(answer, str):
         return answer
+    answer = in_digits(answer) if len(answer) <= READ else answer
     found = WRITTEN.fullmatch(answer.rpartition("=")[2]) if len(answer) <= READ else None
     scales = SCALES.get(unit, COUNT)
     quoted = repr(answer[:MAX_LENGTH])
@@ -107,11 +120,13 @@ def _scale(rest: str, unit: str, scales: dict[str, float]) -> float | None:
     for name in sorted(scales, key=len, reverse=True):
         if rest.startswith(name) and _ends(rest[len(name) :], unit):
             return scales[name]
-    for said, scale in _said(unit).items():
-        start = rest[: len(said)]
-        meant = start == said or (len(said) > 3 and start.lower() == said)  # not "Gb", which are bits
-        if meant and _ends(rest[len(said) :], unit):
-            return scale
+    ways = _said(unit)
+    for folded in (False, True):  # "Gb/s" are bits, "gb/s" hardly
+        for said, scale in ways.items():
+            start = rest[: len(said)]
+            meant = len(said) > 3 and start.lower() == said if folded else start == said  # not "Gb", which are bits
+            if meant and _ends(rest[len(said) :], unit):
+                return scale
     return None
 
 
@@ -131,10 +146,17 @@ def _said(unit: str) -> dict[str, float]:
     ways = {}
     for word, name in words.items():
         for each in (word, f"{word}s") if len(word) > 2 else (word,):
-            for end in (" per second", "/s", "/second", "/sec", " a second") if per else ("",):
+            for end in RATES if per else ("",):
                 ways[each + end] = scales[name + per]
-    if per == "/s" and unit == "bytes/s":
+            if unit == "FLOP/s":
+                ways[each] = scales[name + per]
+    if unit == "bytes":
+        ways |= BITS
+    if unit == "bytes/s":
+        named = {**{n: s for n, s in BYTES.items() if len(n) > 1}, **BITS}
+        ways |= {f"{name}{end}": scale for name, scale in named.items() for end in (*RATES, "ps")}
         ways |= {f"{n.lower()} per second": s for n, s in BYTES.items() if len(n) == 2}
+        ways |= {f"{name[:1]}b{end}": BITS[name] for name in ("kbit", "Mbit", "Gbit", "Tbit") for end in ("/s", "ps")}
     return dict(sorted(ways.items(), key=lambda way: -len(way[0])))
 
 

@@ -6,6 +6,7 @@ import math
 import re
 
 from fsdp_sim.learn.corrected import NUMBER, corrected
+from fsdp_sim.learn.numerals import in_digits
 from fsdp_sim.learn.quantity import READ, SCALES, in_unit, written
 
 WORDS = dict(zero=0, one=1, two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, twelve=12)
@@ -18,6 +19,11 @@ CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 """What stands before the number that an answer comes to."""
+UNFINISHED = re.compile(
+    r"\d[\d.,]*(?:e\d+)? ?[a-z/]*\s*(?:[*/x\u00d7\u00f7]| [-+] |times|divided by|plus|minus)\s*\d[\d.,]* ?[a-z/]*\W*",
+    re.IGNORECASE,
+)
+"""A sum that says not what it comes to."""
 NEAR, LONGEST = 0.05, 2000
 DENIES = re.compile(r"(?:\bnot|n't|\bnever)(?: (?:about|be|really))?\s*$", re.IGNORECASE)
 JOINS = re.compile(r"(?:\bor|\bto|[-\u2013])\s*$|^\s*and\s*$", re.IGNORECASE)
@@ -32,7 +38,9 @@ def number_in(typed: str, unit: str) -> tuple[float, str]:
     typed = typed.strip()
     if len(typed) > LONGEST:
         raise ValueError(f"that is long, with {len(typed):,} characters: say the number, such as {_such(unit)}")
-    text = corrected(typed)
+    text = corrected(in_digits(typed))
+    if UNFINISHED.fullmatch(text.strip()):
+        raise ValueError(f"say what that comes to, such as {_such(unit)}")
     if not re.search(r"\d", text):
         text = re.sub(r"\b[a-z]+\b", lambda word: str(WORDS.get(word[0].lower(), word[0])), text, flags=re.IGNORECASE)
     reckoned = REASON.split(text)[0]

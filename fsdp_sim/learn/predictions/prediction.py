@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fsdp_sim.learn.corrected import corrected
+from fsdp_sim.learn.numerals import in_digits
 from fsdp_sim.learn.quantity import MAX_LENGTH, in_unit, needs_unit, written
 from fsdp_sim.words import nearest
 
@@ -58,7 +59,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if needs_unit(self.unit) and re.fullmatch(r"[\s\d.,_+-]*", text):
             raise ValueError(f"{text[:MAX_LENGTH]!r} of what? Answer with a unit, as in {self._example!r}")
-        return float(in_unit(corrected(text), self.unit))
+        return float(in_unit(corrected(in_digits(text)), self.unit))
 
     @property
     def _example(self) -> str:

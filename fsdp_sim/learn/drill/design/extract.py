@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdp_sim.learn.corrected import corrected
+from fsdp_sim.learn.numerals import in_digits
 
 NUMBER = r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)\s*"
 THOUSAND = {"": 1, "k": 1024, "K": 1024}
@@ -191,7 +192,7 @@ def extract(text: str, asked: str = "") -> dict[str, Said]:
     Args:
         asked: what was asked for last: a bare answer, such as "4" or "40%", is to that.
     """
-    plain = corrected(" ".join(text.lower().split())[:6000])
+    plain = corrected(in_digits(" ".join(text.lower().split())[:6000]))
     found: dict[str, Said] = {}
     left = plain
     for name, readers in {**PLAN, **CLAIMS}.items():
