@@ -20,6 +20,11 @@ from fsdp_sim.migrate.source import (
     walk,
 )
 
+OF_FABRIC = {  # what FSDPStrategy takes, and its successor leaves to who makes it
+    "accelerator": "ModelParallelStrategy takes none; the Fabric or the Trainer chooses one, or is given it.",
+    "parallel_devices": "ModelParallelStrategy takes none; give the Fabric or the Trainer devices, and leave this out.",
+    "precision": "ModelParallelStrategy takes none; give precision to the Fabric or the Trainer, and leave this out.",
+}
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 WORDS = {"fsdp": "FSDPStrategy()", "fsdp_cpu_offload": "FSDPStrategy(cpu_offload=True)"}
 WORDS |= {"ddp": "DDPStrategy()", "ddp_find_unused_parameters_true": "DDPStrategy(find_unused_parameters=True)"}
@@ -116,7 +121,10 @@ class Strategies(Change):
                 script.look(node, DDP_SAYS[name])
             elif api == "fsdp1" and name in READERS and text != "None":
                 READERS[name](script, found, node)
-            elif name in ("*", "**") or (api == "fsdp1" and name in ("accelerator", "parallel_devices", "precision")):
+            elif api == "fsdp1" and name in OF_FABRIC:
+                script.look(node, f"{name}={text[:40]}: {OF_FABRIC[name]}", must=name != "accelerator")
+                found.refused |= name != "accelerator"
+            elif name in ("*", "**"):
                 unread(script, found, node)
         if found.broadcast or api == "ddp":
             found.broadcast = "after"  # Fabric shards a model that may be on the CPU yet
@@ -167,7 +175,7 @@ class Strategies(Change):
                 script.look(
                     one, f"{script.code(one)[:60]} would shard the model after the optimizer took its parameters, "
                     f"which would then never change: model = {owner}.setup_module(model), make the optimizer of it, "
-                    f"then {owner}.setup_optimizers(optimizer).", must=True, rule="optimizer-before-sharding",
+                    f"then {owner}.setup_optimizers(optimizer).", must=True, rule="fabric-joint-setup",
                 )  # fmt: skip
 
     def _precision(self, found: Sharding, api: str) -> None:

@@ -8,6 +8,7 @@ from fsdp_sim.lint import proof_of, rules
 
 NEEDS = {
     "accelerate": {"reshard-ignored", "other-models-block", "size-wraps-nothing"},
+    "lightning_fabric": {"fabric-joint-setup"},
     "transformers": {"fsdp-config-without-fsdp"},
 }
 

@@ -303,6 +303,7 @@ class Block(nn.Module): ...
         ("FSDPStrategy(sharding_strategy='SHARD_GRAD_OP')", "reshard_after_forward"),
         ("FSDPStrategy(sharding_strategy='HYBRID_SHARD')", 'mesh_dim_names=("replicate", "shard")'),
         ("FSDPStrategy(timeout=t)", "tensor_parallel_size=1, timeout=t)"),
+        ("FSDPStrategy(accelerator='cuda')", "tensor_parallel_size=1)"),
         ("FSDPStrategy(state_dict_type='full')", "save_distributed_checkpoint=False"),
         (
             "FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block})",
@@ -334,6 +335,7 @@ def test_a_strategy_of_lightning(given, becomes):
             "device_mesh=(2, 4): ModelParallelStrategy makes its own",
         ),
         ("Fabric(strategy=FSDPStrategy(**more))", "more may hold any arguments"),
+        ("Fabric(strategy=FSDPStrategy(precision=MixedPrecision()))", "give precision to the Fabric or the Trainer"),
         ("Fabric(strategy='deepspeed_stage_3')", "write FSDPStrategy(auto_wrap_policy={Block}) in its place"),
     ],
 )

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from fsdp_sim.lint.proofs._toy import (
+    CPU,
     Collectives,
     Shown,
     Toy,
@@ -31,6 +32,20 @@ def optimizer_before_sharding() -> Shown:
     fsdp2(model)
     stuck = train(model, early)
     moving = train(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    return Shown(stuck[0] == stuck[1] and moving[0] != moving[1], f"loss {stuck}", f"loss {moving}")
+
+
+def fabric_joint_setup() -> Shown:
+    from lightning_fabric.strategies import ModelParallelStrategy
+
+    strategy = ModelParallelStrategy(lambda model, _: fsdp2(model))
+    strategy.parallel_devices, strategy._device_mesh = [CPU], mesh()  # what Fabric.launch() says
+
+    together = Toy()
+    model, [early], _ = strategy.setup_module_and_optimizers(together, [torch.optim.SGD(together.parameters(), lr=1.0)])
+    stuck = train(model, early)
+    model = strategy.setup_module(Toy())
+    moving = train(model, strategy.setup_optimizer(torch.optim.SGD(model.parameters(), lr=1.0)))
     return Shown(stuck[0] == stuck[1] and moving[0] != moving[1], f"loss {stuck}", f"loss {moving}")
 
 

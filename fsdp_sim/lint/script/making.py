@@ -47,6 +47,20 @@ def optimizer_before_sharding(script: Script) -> Iterator[Found]:
                 break
 
 
+def fabric_joint_setup(script: Script) -> Iterator[Found]:
+    for call in script.methods("setup"):
+        fabrics = [one.call for one in alternatives(call.on, call.path) if one.call is not None]
+        if len(call.args) > 1 and any(_is_of_fsdp2(one) for one in fabrics):
+            yield Found(call.node, "the model is sharded here, after the optimizer took its parameters")
+
+
+def _is_of_fsdp2(made: Call) -> bool:
+    """Whether it makes a Fabric of Lightning with its strategy for FSDP2."""
+    given = list(alternatives(made.given("strategy", 1), made.path))
+    strategies = [one.call.name for one in given if one.call is not None]
+    return made.name == "Fabric" and made.full.startswith("lightning") and "ModelParallelStrategy" in strategies
+
+
 def _again(other: Call, made: Call, shards: Call, script: Script) -> bool:
     """Whether another optimizer is made of the model after it was sharded."""
     return other.order > shards.order and any(
