@@ -39,7 +39,6 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "verl": verl.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
-ALONG = ("LoraConfig", "BitsAndBytesConfig")  # calls that say nothing of a step without arguments beside them
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
 """Fields of a plan that decide most, and of which a sentence says that a file is silent."""
 
@@ -174,11 +173,10 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     """
     of_format = {name: schema_of(name).calls for name in ([format] if format else FORMATS)}
     owner = {call: name for name, calls in of_format.items() for call in calls}
+    alone = [call for call, name in owner.items() if call not in schema_of(name).along]
     calls = calls_of(text, where, owner)
-    if all(name in ALONG for name, _, _ in calls):
-        raise ValueError(
-            f"{where} calls nothing that is read; what is: {', '.join(name for name in owner if name not in ALONG)}"
-        )
+    if not any(name in alone for name, _, _ in calls):
+        raise ValueError(f"{where} calls nothing that is read; what is: {', '.join(alone)}")
     called = {name for name, _, _ in calls}
     found = format or max(of_format, key=lambda name: len(called & of_format[name].keys()))  # Trainer is two packages'
     tree: Tree = {}

@@ -81,6 +81,11 @@ class Schema(NamedTuple):
     interpolates: bool = False
 
     @property
+    def along(self) -> frozenset[str]:
+        """Calls that say nothing of a step without those beside which they stand."""
+        return frozenset(self.calls) & {"LoraConfig", "BitsAndBytesConfig"}
+
+    @property
     def understood(self) -> int:
         """How many keys are read, or refused unless they say what is simulated."""
         return sum(bool(key.takes) for keys in self.sections.values() for key in keys.values())
@@ -252,7 +257,8 @@ class Keys:
     def sentences(self) -> tuple[str, ...]:
         """Of each default that was filled in."""
         return tuple(
-            f"{self.file} says nothing of {key}: {value!r}, the default of {self.schema.package}."
+            f"{self.file} {f'leaves {key} empty' if key in self.given else f'says nothing of {key}'}: {value!r}, the "
+            f"default of {self.schema.package}."
             for key, value in self.defaults.items()
         )
 

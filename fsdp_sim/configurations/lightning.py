@@ -210,7 +210,11 @@ def _model_parallel(keys: Keys, asked: Asked, said: Said, precision: str) -> dic
         f"What {keys.file} shards is in its model's own code: taken to be fully_shard on each block and the root, "
         f"without a MixedPrecisionPolicy; --param-dtype and others say otherwise."
     )
-    return {"api": "fsdp2", "wrap": "block"}
+    if precision.endswith("-mixed"):
+        keys.remarks.append(
+            f"With {precision} {keys.file} gathers fp32 and computes under torch.autocast; here in fp32 too."
+        )
+    return {"api": "fsdp2", "wrap": "block", "param_dtype": None, "reduce_dtype": None}
 
 
 def _zero(keys: Keys, asked: Asked, said: Said, half: str | None) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def _yaml(text: str, where: str) -> Any:
             raise ValueError(f"it holds {len(documents)} documents, with --- between them; leave one")
         return documents[0] if documents else None
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        template = "; it is a template, with {{ }} to be filled in first" * ("{{" in text)
+        raise ValueError(" ".join(str(error).split()) + template) from None
     except (RecursionError, OverflowError, AttributeError, TypeError) as error:
         raise ValueError(f"it cannot be read ({type(error).__name__})") from None
 

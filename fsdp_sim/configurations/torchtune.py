@@ -23,8 +23,8 @@ OTHERWISE = {"phi4_14b": "phi-4"}  # what the catalogue calls it
 
 
 def read(keys: Keys, asked: Asked) -> Said:
-    if "optimizer._component_" not in keys or "batch_size" not in keys:
-        raise ValueError(f"{keys.where}: it has no optimizer and batch_size, so that it does not train")
+    if missing := [key for key in ("optimizer._component_", "batch_size") if key not in keys]:
+        raise ValueError(f"{keys.where}: it has no {' and no '.join(missing)}, so that it does not train")
     plan: dict[str, Any] = {
         "api": "ddp" if asked.gpus == 1 else "fsdp2", "param_dtype": None, "reduce_dtype": None,
         "micro_batch": keys["batch_size"], "grad_accum": keys["gradient_accumulation_steps"],

@@ -16,6 +16,10 @@ from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 def read(keys: Keys, asked: Asked) -> Said:
     said = Said(plan=plan_of_arguments(keys, asked, {}), model=keys["model_name_or_path"])
     plan = said.plan | {"seq_len": keys["max_length"]}
+    if "max_length" in keys.given and "max_length" not in keys:
+        keys.remarks.append(
+            f"max_length of {keys.file} is null: nothing is cut off, so --seq-len says how long a sequence is."
+        )
     if "beta" in keys and ("max_prompt_length" in keys or "loss_type" in keys or "precompute_ref_log_probs" in keys):
         keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
     if keys["attn_implementation"] == "eager":

@@ -42,14 +42,15 @@ def gone() -> dict[str, str]:
 def text_of_configuration(text: str, where: str, format: str) -> YamlText | CallText:
     """A text whose keys can be changed where they stand: YAML, JSON, or a call in a Python file."""
     if where.endswith(".py"):
-        return CallText(text, schema_of(format).calls)
+        schema = schema_of(format)
+        return CallText(text, schema.calls.keys() - schema.along)
     return YamlText(text, where)
 
 
 def calls_a_trainer(text: str) -> bool:
     """Whether a Python text calls what says a configuration that is migrated, such as TrainingArguments."""
     formats = [name for name in _tables() if name != "gone" and "refuse" not in _tables()[name]]
-    names = {call for format in formats for call in schema_of(format).calls}
+    names = {call for format in formats for call in schema_of(format).calls.keys() - schema_of(format).along}
     return re.search(rf"\b({'|'.join(sorted(names))})\(", text) is not None
 
 

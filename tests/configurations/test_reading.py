@@ -184,6 +184,7 @@ ODD = [  # legal, and read as it stands
     ("a.yaml", "use_peft: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n", "seq_len", 512),
     ("a.yaml", "use_peft: true\n", "lora_targets", ("q_proj", "v_proj")),
     ("a.yaml", LORA + r"'.*layers[.][\d]+.(mlp|self_attn).(up|k)_proj'", "lora_targets", ("k_proj", "up_proj")),
+    ("a.py", "Fabric(strategy=ModelParallelStrategy(tensor_parallel_size=1))", "param_dtype", None),
     ("a.py", "SFTConfig('o')\nLoraConfig(r=4, target_modules='all-linear')", "lora_targets", "all-linear"),
     ("a.py", "TrainingArguments('o')\nLoraConfig()\nBitsAndBytesConfig(load_in_4bit=True)", "base_quantization", "fp4"),
 ]  # fmt: skip

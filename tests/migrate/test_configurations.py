@@ -212,6 +212,12 @@ args = TrainingArguments(
     )
 
 
+def test_adapters_beside_the_arguments_stay_as_they_are(tmp_path):
+    lora = "adapters = LoraConfig(r=4)\n"
+
+    assert migrated(tmp_path, f"{lora}{CALL}", "args.py").new == lora + migrated(tmp_path, CALL, "args.py").new
+
+
 def test_a_version_that_only_the_latest_package_takes_to_be_2_is_written_out(tmp_path):
     found = migrated(tmp_path, '{"output_dir": "o", "fsdp": "shard_grad_op auto_wrap"}', "args.json")
 
