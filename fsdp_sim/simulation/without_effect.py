@@ -110,12 +110,13 @@ def in_short(plan: Plan) -> Plan:
 
 
 def _same(sim: Simulation, other: Simulation) -> bool:
+    """Whether two simulations have nothing apart. What most settings change, and what needs no replay, comes first."""
     return (
-        sim.step_time_s == other.step_time_s
-        and sim.exposure == other.exposure  # what communication hides may have changed
+        sim.program.instructions == other.program.instructions
         and sim.peak_memory_bytes == other.peak_memory_bytes
         and sim.host_memory_bytes == other.host_memory_bytes
-        and sim.program.instructions == other.program.instructions
+        and sim.step_time_s == other.step_time_s
+        and sim.exposure == other.exposure  # what communication hides may have changed
         # Of one program and the same tensors the allocator holds as much, unless it is set otherwise
         and (
             (
