@@ -29,6 +29,7 @@ from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import MEMORY, Memory, Op
 
 _ALLOC, _FREE, _OP = Kind.ALLOC, Kind.FREE, Kind.OP
+_ACTIVATION, _UNSHARDED_GRAD = Memory.ACTIVATION, Memory.UNSHARDED_GRAD  # Python 3.11 is slow to look them up
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +171,7 @@ def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int
 
 def _of_activations(i: Instruction) -> bool:
     """Whether activations are freed because they were offloaded, or room is made for them to come back."""
-    return i.category is Memory.ACTIVATION
+    return i.category is _ACTIVATION
 
 
 class Slot(NamedTuple):
@@ -232,7 +233,7 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
         kind = i.kind
         if kind is not _OP and kind is not _ALLOC and kind is not _FREE:
             continue
-        if kind is _ALLOC and i.category is Memory.UNSHARDED_GRAD and alike is not None:
+        if kind is _ALLOC and i.category is _UNSHARDED_GRAD and alike is not None:
             grads.append((number, i.bytes))
             continue
         made = 0
@@ -244,7 +245,7 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
                 categories += [Memory.UNSHARDED_GRAD] * len(grads)
                 sizes += [n_bytes for _, n_bytes in grads]
             grads.clear()
-        if _of_activations(i):
+        if i.category is _ACTIVATION:
             if alike is not None:
                 close(number, Slot(i.op, i.unit, 0), (i.op, alike.get(i.unit, i.unit), i.unit in again))
         elif kind is not _OP:

@@ -17,7 +17,7 @@ from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Lane, lane_of
 
 Frontier = dict[str | None, int]  # lane (or, of asynchronous collectives, their communicator) -> its last operation
-_OP, _WAIT, _WAIT_STREAM, _RECORD = Kind.OP, Kind.WAIT, Kind.WAIT_STREAM, Kind.RECORD
+_OP, _WAIT, _WAIT_STREAM, _RECORD, _HOOK = Kind.OP, Kind.WAIT, Kind.WAIT_STREAM, Kind.RECORD, Kind.HOOK
 _new = tuple.__new__  # of a NamedTuple, at half the time
 _ABOUT_MEMORY = frozenset({Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM})
 
@@ -126,7 +126,7 @@ class Dependencies:
                     cpu = _merge(cpu, until)
                     self.stops.append(Stop(number, k, tuple(frontiers[lane].values())))
                     stops_since += (number,)
-            elif kind is Kind.CPU_SYNC or kind is Kind.CPU_BLOCK:
+            elif kind is not _HOOK:  # the CPU waits
                 if i.event:
                     until = recorded[i.event]
                 elif lane is not None:

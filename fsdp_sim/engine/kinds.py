@@ -19,8 +19,9 @@ Alike = Mapping[str, object]
 """What units and segments compute, by name: those of the same value cost the same. A name that is left out is unlike
 all others."""
 
-_SIZE = itemgetter(
-    *map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator", "lane", "detail"))
+_UNIT, _SIZE = (
+    itemgetter(*map(Instruction._fields.index, fields))
+    for fields in (("unit",), ("op", "bytes", "dtype", "group_size", "communicator", "lane", "detail"))
 )
 _T = TypeVar("_T")
 Numbered = tuple[list[int], list[Instruction]]
@@ -97,8 +98,8 @@ def kinds_of(program: Program, alike: Alike) -> OpKinds:
 
 
 def _kinds(program: Program, alike: Alike) -> OpKinds:
-    keys = map(_SIZE, program.ops)
-    return OpKinds(program.ops, ((op, alike.get(unit, unit), *size) for op, unit, *size in keys))
+    ops, units = program.ops, list(map(_UNIT, program.ops))
+    return OpKinds(ops, zip(map(_SIZE, ops), map(alike.get, units, units), strict=True))
 
 
 def kinds_of_each(program: Program) -> OpKinds:

@@ -16,6 +16,7 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import FIELDS, Columns, Header, Lane, Memory, Op, Phase, Timeline, UnitShards
 
 _T = TypeVar("_T")
+_OP = Kind.OP  # Python 3.11 is slow to look it up
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Program:
     @property
     def ops(self) -> tuple[Instruction, ...]:
         """The instructions that take time."""
-        return self.once("ops", lambda: tuple([i for i in self.instructions if i.kind is Kind.OP]))
+        return self.once("ops", lambda: tuple([i for i in self.instructions if i.kind is _OP]))
 
     @property
     def ops_of_steps(self) -> list[list[int]]:
@@ -80,7 +81,7 @@ class Program:
     @property
     def numbers(self) -> list[int]:
         """Of each operation its number among the instructions."""
-        return self.once("numbers", lambda: [n for n, i in enumerate(self.instructions) if i.kind is Kind.OP])
+        return self.once("numbers", lambda: [n for n, i in enumerate(self.instructions) if i.kind is _OP])
 
     def segments_of(self, op: Op) -> dict[str, None]:
         """The segments of which there is an operation of a kind, in order: FWD, BWD, RECOMPUTE or a copy of ACT_D2H."""
