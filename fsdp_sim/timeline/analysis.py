@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import inf
-from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from fsdp_sim.timeline.event import Event
@@ -210,10 +209,12 @@ def spans_of_steps(timeline: Timeline) -> dict[int, Interval]:
     """
     begins_s: dict[int, float] = {}
     ends_s: dict[int, float] = {}
-    for step, rows in groupby(timeline.columns.operations.rows("step", "start_s", "end_s"), itemgetter(0)):
-        _, starts, ends = zip(*rows, strict=True)
-        begins_s[step] = min(begins_s.get(step, inf), min(starts))
-        ends_s[step] = max(ends_s.get(step, -inf), max(ends))
+    columns = timeline.columns.operations
+    starts, ends, done = columns["start_s"], columns["end_s"], 0
+    for step, same in groupby(columns["step"]):
+        some = slice(done, done := done + len(list(same)))
+        begins_s[step] = min(begins_s.get(step, inf), min(starts[some]))
+        ends_s[step] = max(ends_s.get(step, -inf), max(ends[some]))
     if timeline.header.clock == "simulated":
         begins_s |= {step: ends_s[step - 1] if step else 0.0 for step in ends_s if not step or step - 1 in ends_s}
     return {step: (begins_s[step], end_s) for step, end_s in ends_s.items()}
