@@ -32,6 +32,11 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
         )
     if measured and (missing := _missing(found)):
         lines.append(missing)
+    if others := found.peers.timeline.header.left_out:
+        lines.append(
+            f"One process drives several devices here. Those with the numbers {', '.join(map(str, others[:8]))} are "
+            f"left out; all that is said is of one."
+        )
     if measured and not view.says_issues:
         lines.append("The timeline does not say when the CPU issued, so lateness of the CPU cannot be seen.")
     if measured and not view.says_waits:

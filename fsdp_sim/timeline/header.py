@@ -104,6 +104,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hosts: of a measured run the machine of each rank that named it.
         host_work: what CPUs did besides issuing, as far as it was recorded.
         clocks: how clocks of ranks were set by each other.
+        left_out: of a measured run the devices whose kernels stand in the same file and were not read.
         began_unix_s: of a measured run when second 0 was by the machine's clock, in seconds since 1970; 0 where nobody
             said.
     """
@@ -121,5 +122,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hosts: dict[int, str] = {}
     host_work: tuple[HostWork, ...] = ()
     clocks: tuple[ClockShift, ...] = ()
+    left_out: tuple[int, ...] = ()
     began_unix_s: float = 0.0
     version: int = VERSION

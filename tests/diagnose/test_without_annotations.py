@@ -55,6 +55,47 @@ def test_steps_are_told_apart_by_the_optimizer(tmp_path: Path) -> None:
     assert "fully_shard" not in found.culprits[0].advice[0]
 
 
+def of_earlier_torch(trace: dict) -> None:
+    """As torch-tb-profiler 0.4.3 knows it: other categories, none for annotations, absolute times, no rank."""
+    categories = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator", "user_annotation": "Operator"}
+    for event in trace["traceEvents"]:
+        event |= {"cat": categories[event["cat"]], "ts": 1.66e15 + event["ts"]}
+    for key in ("distributedInfo", "baseTimeNanoseconds", "host_name"):
+        del trace[key]
+
+
+def without_some_launches(trace: dict) -> None:
+    """The CPU is steps ahead of the device, so that when a kernel ran says nothing of the step that it is of."""
+    calls = [event for event in trace["traceEvents"] if event["cat"] == "cuda_runtime"]
+    dropped = [id(event) for event in calls[::7]]
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if id(event) not in dropped]
+
+
+def of_several_devices(trace: dict) -> None:
+    """One process that drives two, whose streams have the same numbers, the second later."""
+    kernels = [event for event in trace["traceEvents"] if event["cat"] == "kernel"]
+    for event in kernels:
+        event["args"]["device"] = 0
+    others = [event | {"ts": event["ts"] + 250.0, "args": event["args"] | {"device": 1}} for event in kernels[:-1]]
+    trace["traceEvents"] += others
+
+
+@pytest.mark.parametrize("bent", [of_earlier_torch, without_some_launches, of_several_devices])
+def test_what_is_found_is_the_same_in_traces_of_other_shapes(bent, tmp_path: Path) -> None:
+    run = plain.PlainRank()
+    plain.ddp(run)
+    trace = run.trace()
+    bent(trace)
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+
+    found, as_usual = diagnose(read_timeline(tmp_path / "rank0.json")), diagnosed(plain.ddp, tmp_path / "usual.json")
+
+    assert found.step_s == pytest.approx(as_usual.step_s, rel=0.01)
+    assert [one.culprit for one in found.culprits] == [one.culprit for one in as_usual.culprits]
+    assert found.compute_s == pytest.approx(as_usual.compute_s, rel=0.01)
+    assert any("numbers 1 are left out" in note for note in found.notes) == (bent is of_several_devices)
+
+
 def test_on_cores_a_thread_that_stands_by_a_collective_waits_for_it_and_is_not_busy() -> None:
     """As torch's DDP on gloo at the end of backward."""
     found = diagnose(read_timeline(RECORDED / "ddp.rank0.json.gz"))

@@ -41,7 +41,7 @@ def device_drafts(rows: TraceRows, host: Host) -> list[Draft]:
 
 
 def kernel_draft(kernel: Kernel, rows: TraceRows, host: Host, sizes: dict[tuple[int, float], Args]) -> Draft:
-    issue, tid = rows.issued(kernel) or (kernel.start, -1)
+    issue, tid = rows.issued(kernel) or (rows.issued_about(kernel), -1)
     issue = min(issue, kernel.start)  # clocks of CPU and device differ by microseconds
     state = host.state(issue)
     notes = host.note(tid, issue)

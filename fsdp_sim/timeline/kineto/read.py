@@ -100,6 +100,7 @@ class _TraceFile:
 
     def __init__(self, path: Path, rows: TraceRows, host: Host, drafts: list[Draft], rank: int) -> None:
         self.path, self.metadata, self.rank = path, rows.metadata, rank
+        self.left_out = rows.left_out
         self.on_gpu = bool(rows.kernels)
         # Of one rank nothing is gathered: annotations say it. Of DDP and ZeRO the operations give it away.
         self.api = "fsdp1" if host.fsdp == 1 else "fsdp2" if host.fsdp else ""
@@ -129,6 +130,7 @@ def _issued(item: Draft | AllocatorChange) -> float:
 
 def _read(path: Path, rank: int | None, progress: Progress | None, max_bytes: int) -> _TraceFile:
     rows = read_rows(path, progress, max_bytes=max_bytes)
+    rows.keep_one_device()
     if lacking := _lacking(rows):
         raise ValueError(f"{path} {lacking}")
     host = Host(rows)
@@ -211,7 +213,7 @@ def _header(reads: list[_TraceFile], work: list[HostWork]) -> Header:
         hardware=f"{world} x {name}", versions=versions, api=reads[0].api,
         device="gpu" if reads[0].on_gpu else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
         hosts={r.rank: host for r in reads if isinstance(host := r.metadata.get("host_name"), str)},
-        host_work=tuple(work),
+        host_work=tuple(work), left_out=tuple(sorted({device for r in reads for device in r.left_out})),
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import re
 import sys
 import zlib
 from array import array
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -116,6 +118,7 @@ class TraceRows:
         names: of CPU operations; `ops` says which have which.
         collectives: CPU operations of torch.distributed, with their arguments; gloo: its threads' spans.
         launched: where a correlation id was launched: (start, thread).
+        left_out: devices whose kernels are no longer among `kernels`.
         modules, frames: Python's calls of ``nn.Module`` and of the user's functions, these as ``file:line``.
     """
 
@@ -127,6 +130,7 @@ class TraceRows:
         self.names: list[str] = []
         self.launched: dict[int, tuple[float, int]] = {}
         self.kernels: list[Kernel] = []
+        self.left_out: tuple[int, ...] = ()
         self.waits: list[StreamWait] = []
         self.collectives: list[tuple[Span, Args]] = []
         self.memory: list[Alloc] = []
@@ -136,6 +140,15 @@ class TraceRows:
         self._op_start, self._op_end = array("d"), array("d")
         self._op_tid, self._op_name, self._op_external = array("q"), array("l"), array("q")
         self._forward = array("b")
+
+    def keep_one_device(self) -> None:
+        """Leave out all devices but the one with most kernels: a process that drives several is no rank, and their
+        streams have the same numbers."""
+        of = Counter(kernel.args.device for kernel in self.kernels if isinstance(kernel.args.device, int))
+        if len(of) > 1:
+            kept = max(sorted(of), key=of.__getitem__)
+            self.left_out = tuple(sorted(of.keys() - {kept}))
+            self.kernels = [kernel for kernel in self.kernels if kernel.args.device in (kept, None)]
 
     @cached_property
     def ops(self) -> Ops:
@@ -165,6 +178,24 @@ class TraceRows:
             return call
         operation = self._external.get(kernel.args.external) if isinstance(kernel.args.external, int) else None
         return (call[0], operation[1]) if call and operation else operation or call
+
+    @cached_property
+    def _of_streams(self) -> dict[int, tuple[list[float], list[float]]]:
+        """Of each stream the kernels whose launch is known: when they start, and when they were issued."""
+        found: dict[int, tuple[list[float], list[float]]] = {}
+        for kernel in sorted(self.kernels, key=lambda one: one.start):
+            if (call := self.issued(kernel)) is not None:
+                starts, issues = found.setdefault(kernel.stream, ([], []))
+                starts.append(kernel.start)
+                issues.append(call[0])
+        return found
+
+    def issued_about(self, kernel: Kernel) -> float:
+        """When a kernel was issued whose launch is not known: after the one before it on its stream, which the CPU may
+        have issued steps ahead of the device."""
+        starts, issues = self._of_streams.get(kernel.stream, ([], []))
+        at = bisect_right(starts, kernel.start)
+        return issues[at - 1] if at else kernel.start
 
     def add_op(self, start: float, end: float, tid: int, name: str, forward: bool, external: int = -1) -> None:
         index = self._name_ids.get(name)
@@ -211,6 +242,13 @@ def _take_op(rows: TraceRows, raw: Raw, span: Span) -> None:
     rows.add_op(*span, forward, external)
     if span.name.startswith(("c10d::", "_c10d_functional::")) or span.name == "record_param_comms":
         rows.collectives.append((span, args))
+
+
+def _take_op_or_annotation(rows: TraceRows, raw: Raw, span: Span) -> None:
+    """Of a trace whose annotations have no category of their own: those of ``record_function`` name no namespace."""
+    _take_op(rows, raw, span)
+    if "::" not in span.name:
+        _take_annotation(rows, raw, span)
 
 
 def _take_python(rows: TraceRows, raw: Raw, span: Span) -> None:
@@ -261,6 +299,10 @@ _TAKERS: dict[tuple[str, str], Callable[[TraceRows, Raw, Span], None]] = {
     ("i", "cpu_instant_event"): _take_memory,
     **{("X", cat): _take_launch for cat in ("cuda_runtime", "cuda_driver", "privateuse1_runtime", "xpu_runtime")},
     **{("X", cat): _take_kernel for cat in ("kernel", "gpu_memcpy", "gpu_memset")},
+    # of earlier versions of torch, as TensorBoard's plugin still reads them (torch-tb-profiler 0.4.3, EventTypeMap)
+    ("X", "Operator"): _take_op_or_annotation,
+    ("X", "Runtime"): _take_launch,
+    **{("X", cat): _take_kernel for cat in ("Kernel", "Memcpy", "Memset")},
 }
 
 
