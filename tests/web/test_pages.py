@@ -197,6 +197,7 @@ def test_in_a_browser_one_predicts_by_keyboard_and_the_figure_unfolds(pages: Pat
     found.wait_for(timeout=30_000)
     page.wait_for_function("document.querySelector('#search-results p')?.textContent.includes('found')")
     assert found.inner_text() == "Glossary > reduce-scatter"
+    assert page.locator("article input[name=q]").input_value() == "reduce-scatter"  # a phone has this field alone
     assert page.locator("#search-results").get_by_text("with solutions").count() == 0
     found.click()
     page.wait_for_url(re.compile(r"glossary\.html.*#reduce-scatter"), timeout=30_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from fsdp_sim.timeline.kinds import Op
@@ -97,6 +98,7 @@ def collective(*names: object) -> Op | None:
 _NCCL = re.compile(r"\b[nr]ccl\w*kernel", re.IGNORECASE)
 
 
+@lru_cache(maxsize=1024)  # a trace has some hundred kernels, each a thousand times
 def is_collective_kernel(name: str) -> bool:
     """Whether a kernel is NCCL's or RCCL's: ``ncclDevKernel_…``, ``ncclSymkDevKernel_…``, older ``ncclKernel_…``."""
     return _NCCL.search(name) is not None
@@ -113,6 +115,7 @@ def is_matmul(name: str) -> bool:
 _ATTENTION = re.compile(r"flash|fmha|attention|sdpa|attn", re.IGNORECASE)
 
 
+@lru_cache(maxsize=1024)
 def kernel_kind(name: str) -> str:
     """What a kernel does: ``matmul``, ``attention`` (fused), or ``memory``, which all others mostly move."""
     return "attention" if _ATTENTION.search(name) else "matmul" if is_matmul(name) else "memory"

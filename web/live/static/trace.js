@@ -21,13 +21,17 @@ for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", f
 
 const size = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB`;
 
-/** A bar while a file is read, and a button that ends it. */
-function reading(names) {
+/** A bar while a file is read and while its step is looked into, and a button that ends both. */
+function reading(names, say) {
   const bar = element("progress", { max: 1, value: 0, "aria-label": fill(WORDS.reading, { names }) });
   const stop = element("button", { type: "button", class: "button" }, WORDS.cancel);
   stop.onclick = () => cancel(WORDS.cancelled);
   $("progress").replaceChildren(bar, stop);
-  return (done, all) => (bar.value = all ? done / all : 0);
+  return (done, all) => {
+    if (done < all) return (bar.value = done / all);
+    bar.removeAttribute("value"); // how long the rest takes is not known: it moves
+    say(fill(WORDS.finding, { names }));
+  };
 }
 
 /** The step, drawn as the explorer draws one. */
@@ -58,7 +62,7 @@ answering(form, async (say, show) => {
   const chosen = Object.fromEntries(settings.map((name) => [name, Number(form.elements[name].value)]));
   let found;
   try {
-    found = await call("trace", chosen, files, reading(names));
+    found = await call("trace", chosen, files, reading(names, say));
   } finally {
     $("progress").replaceChildren();
   }

@@ -43,7 +43,7 @@ function withFiles({ call, FS }, id, name, argument, files) {
   FS.mount(FS.filesystems.WORKERFS, { files }, FILES);
   let last = 0;
   const progress = (done, all) => {
-    if (performance.now() - last < 100) return;
+    if (done < all && performance.now() - last < 100) return;
     last = performance.now();
     postMessage({ id, progress: [done, all] });
   };
