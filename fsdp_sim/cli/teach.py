@@ -96,27 +96,36 @@ def rollup(folder: Path, to_csv: Path | None, picture: Path | None) -> None:
 @teach.command(cls=Command, epilog=f"{EPILOG} A submission without points is no error.")
 @click.argument("notebook", type=click.File("rb"))
 @click.option("--hide", multiple=True, type=click.Path(path_type=Path), help="A folder that the code must not read.")
+@click.option("--given-out", type=click.File("rb"), help="The notebook as it was given out: what lacks in it counts.")
 @click.option("--trusted", is_flag=True, help="Run the code as yourself: only what you trust; needs no root.")
 @json_option
-def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bool) -> None:
+def grade(notebook: BinaryIO, hide: tuple[Path, ...], given_out: BinaryIO | None, trusted: bool, as_json: bool) -> None:
     """Grade the exercises of a notebook that was handed in; - reads it from standard input. Nothing of it is run but
     the exercises' own cells, each in processes with limits, as a user lent for it who can read neither the solutions
     nor what is hidden. That takes root.
 
+    Points are out of the exercises that have a cell in it. With --given-out they are out of those of that notebook: an
+    exercise whose cell was removed gets none, and one that nobody asked for does not count.
+
     \b
     Examples:
-      sudo .venv/bin/fsdp-sim teach grade handed_in/01_where_the_memory_goes.ipynb --hide handed_in
+      sudo .venv/bin/fsdp-sim teach grade handed_in/01.ipynb --hide handed_in --given-out source/01.ipynb
       fsdp-sim teach grade my_own.ipynb --trusted
     """
     from rich.progress import track
 
-    from fsdp_sim.learn.classroom.grading import answers, grade
+    from fsdp_sim.learn.classroom.grading import answers, grade, of_assignment
     from fsdp_sim.learn.classroom.rollup import MAX_BYTES
 
-    data = notebook.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{notebook.name} is larger than {MAX_BYTES / 1e6:.0f} MB; clear its outputs")
-    answered = answers(data)
+    def read(of: BinaryIO) -> dict[str, str]:
+        data = of.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"{of.name} is larger than {MAX_BYTES / 1e6:.0f} MB; clear its outputs")
+        return answers(data)
+
+    answered = read(notebook)
+    if given_out:
+        answered = of_assignment(answered, read(given_out))
     graded = grade(answered, hide, as_other_user=not trusted)
     if as_json:
         click.echo(msgspec.json.encode(list(graded)))
@@ -124,6 +133,10 @@ def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bo
     every = list(track(graded, "grading", len(answered), console=Console(stderr=True), transient=True))
     for one in every:
         click.echo(f"{one.points} of {one.out_of}  {one.exercise}: {one.feedback}\n")
+    if not given_out:
+        click.echo(
+            "Counted are the exercises that have a cell in this notebook; --given-out counts what is missing, too."
+        )
     click.echo(f"{sum(one.points for one in every)} of {sum(one.out_of for one in every)} points")
 
 

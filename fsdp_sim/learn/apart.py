@@ -184,7 +184,7 @@ def _whose(headline: str, ranks: int) -> str:
 
 def _where(text: str) -> str:
     found = LAST_LINE.findall(text)
-    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main", "shut_off")]
+    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main", "shut_off", "refuse")]
     return f", in {own[-1][0]}, at `{_line(own[-1][1])}`" if own else ""
 
 

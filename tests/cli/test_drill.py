@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.sheet import HARDEST
 from fsdp_sim.learn.drill.spoken import spoken
 from fsdp_sim.learn.drill.template import TOPICS, templates
+
+INTERVIEWS = Path(__file__).parents[2] / "docs/interviews"
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +106,17 @@ def test_a_topic_that_is_not_there_is_refused() -> None:
     result = CliRunner().invoke(drill, ["--topic", "nccl"])
     assert result.exit_code == 2
     assert "'memory'" in result.output
+
+
+@pytest.mark.parametrize("held", sorted(INTERVIEWS.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_interviews_that_are_written_down_are_those_of_today(held: Path) -> None:
+    """But for the time that they took: of the command, what was typed and what was said."""
+    command, *lines = held.read_text(encoding="utf-8").splitlines()
+    typed = [line[2:] for line in lines if line.startswith("> ")]
+    said = call(*command.split()[3:], types="\n".join([*typed, ""])).output
+    assert without_times(said) == without_times("\n".join(lines))
+
+
+def without_times(said: str) -> list[str]:
+    said = re.sub(r"(?m)\d+ minutes left| +$|^(\w+ +\d+ of \d+ +\S+ +)\d+%", r"\1", said)
+    return said.replace("\n> \n", "\n>\n").splitlines()

@@ -76,6 +76,20 @@ def test_a_notebook_is_graded_in_words_and_as_data(tmp_path: Path) -> None:
     assert (one["exercise"], one["points"], one["out_of"]) == ("all_gathers_per_step", 0, 1)
 
 
+def test_who_removes_the_hard_exercises_does_not_make_the_rest_all(tmp_path: Path) -> None:
+    """Nor does it help to add one that nobody asked for."""
+    cell = {"cell_type": "code", "metadata": {"exercise": "hooks_in_forward"}, "source": "return"}
+    (tmp_path / "given_out.ipynb").write_text(json.dumps({"cells": [cell]}))
+    (tmp_path / "ada.ipynb").write_text(HANDED_IN)
+    said = call(
+        "teach", "grade", str(tmp_path / "ada.ipynb"), "--trusted", "--given-out", str(tmp_path / "given_out.ipynb")
+    )
+    assert "hooks_in_forward: ✗ Not yet" in said.output
+    assert "defines no function hooks_in_forward" in said.output
+    assert "all_gathers_per_step" not in said.output
+    assert said.output.splitlines()[-1] == "0 of 1 points"
+
+
 def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ada.ipynb").write_text("{}")
     said = call("teach", "grade", str(tmp_path / "ada.ipynb"))

@@ -218,9 +218,22 @@ class InTheFile:
             return trained(way, seed, space["fully_shard"], space["clip_grad_norm"], space["whole_tensors"])
 
 
+TORCHS_OWN = (
+    (DTensor, "full_tensor"),
+    (DTensor, "redistribute"),
+    *(
+        (at, name)
+        for at in (nn.utils, nn.utils.clip_grad)
+        for name in vars(at)
+        if "clip_grad" in name or "total_norm" in name
+    ),
+)
+"""What does what a part is to do, by whatever way it is reached."""
+
+
 @contextlib.contextmanager
 def without_torchs() -> Iterator[None]:
-    """Nobody makes a unit of torch's own meanwhile."""
+    """Nobody makes a unit of torch's own meanwhile, nor has torch gather a tensor or clip gradients."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -228,9 +241,18 @@ def without_torchs() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError(TORCHS)
 
+    def refused(name: str) -> Callable[..., None]:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"it calls `{name}`; {TORCHS}")
+
+        return refuse
+
     with contextlib.ExitStack() as stack:
         for owner in (FSDPState, FSDPParamGroup, FullyShardedDataParallel):
             stack.enter_context(patch.object(owner, "__init__", refuse))
+        for where, name in TORCHS_OWN:
+            if callable(getattr(where, name, None)):
+                stack.enter_context(patch.object(where, name, refused(name)))
         yield
 
 

@@ -6,6 +6,6 @@ gives points). What comes back is data all the way: msgpack from the ranks, JSON
 """
 
 from fsdp_sim.learn.classroom.grading.grade import ExerciseGrade, grade, points
-from fsdp_sim.learn.classroom.grading.submission import answers
+from fsdp_sim.learn.classroom.grading.submission import answers, of_assignment
 
-__all__ = ["ExerciseGrade", "answers", "grade", "points"]
+__all__ = ["ExerciseGrade", "answers", "grade", "of_assignment", "points"]

@@ -9,6 +9,7 @@ import msgspec
 from fsdp_sim.learn.find import names
 
 MAX_CHARACTERS = 100_000  # of one exercise's code
+MISSING = "# The notebook that was handed in has no cell for this exercise.\n"
 
 
 def answers(notebook: bytes) -> dict[str, str]:
@@ -34,6 +35,12 @@ def answers(notebook: bytes) -> dict[str, str]:
     if not found:
         raise ValueError("no cell of this notebook is an exercise's; is it one that the course's assignments gave out?")
     return found
+
+
+def of_assignment(handed_in: dict[str, str], given_out: dict[str, str]) -> dict[str, str]:
+    """The code of each exercise that was given out, in its order. What is missing is there without code, so that it
+    gets no points and counts; what nobody asked for is left out."""
+    return {name: handed_in.get(name, MISSING) for name in given_out}
 
 
 def _exercise(cell: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ EXERCISE = Exercise(
             "all_gather",
             name="rank 0 alone",
         ),
-        Wrong(asks_torch, "on rank 1 there is"),
+        Wrong(asks_torch, "it calls `full_tensor`"),
     ),
     shortcuts=(
         Wrong(lambda tensors: {}, "beginning with def"),
