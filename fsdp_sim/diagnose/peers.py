@@ -7,6 +7,7 @@ until everybody is there), they show it by lasting longer than the same collecti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite
 from typing import NamedTuple
@@ -58,6 +59,19 @@ class Peers:
         quickest = min(group, key=lambda peer: peer.duration_s)
         within_s = 0.0 if simulated else e.duration_s - quickest.duration_s
         return Lateness(before_s + within_s, last if before_s >= within_s else quickest)
+
+    def came_s(self, meeting: Sequence[Event], e: Event) -> float:
+        """When a rank came to a collective.
+
+        Where all begin at one moment, that is when the last had come, and each says by what it came after when it was
+        ready itself.
+        """
+        view = self.view(e.rank)
+        together = max(o.start_s for o in meeting) - min(o.start_s for o in meeting) <= view.touch_s
+        if together and (view.simulated or view.on_cpu):
+            ready_s = view.ready_s(e)
+            return min(ready_s, e.start_s) if isfinite(ready_s) else e.start_s
+        return e.start_s
 
     def group(self, e: Event) -> list[Event]:
         """The collective on all ranks of its group that the timeline has."""

@@ -48,6 +48,13 @@ class Replay:
         }
 
     @cached_property
+    def _came_s(self) -> dict[Key, float]:
+        """When each rank came to its collectives, which may begin only when the last has come."""
+        return {
+            key: self.peers.came_s([self.ops[k] for k in keys], self.ops[key]) for key, keys in self._meeting.items()
+        }
+
+    @cached_property
     def _order(self) -> list[Key]:
         return sorted(self.ops, key=lambda key: (self.ops[key].start_s, self.ops[key].end_s, key[1]))
 
@@ -60,19 +67,19 @@ class Replay:
         """
         ends: dict[Key, float] = {}
         starts: dict[Key, float] = {}
-        last_starts = {key: max(self.ops[k].start_s for k in keys) for key, keys in self._meeting.items()}
+        last_came_s = {key: max(self._came_s[k] for k in keys) for key, keys in self._meeting.items()}
         for key in self._order:
             e = self.ops[key]
             issue_s = e.issue_s - earlier_s.get(key, 0.0)
             before = self._before[key]
             bound_s = max([e.issue_s, *(self.ops[k].end_s for k in before)])
             moved_s = max([issue_s, *(ends[k] for k in before if k in ends)])
-            starts[key] = moved_s + max(0.0, e.start_s - bound_s)
+            starts[key] = moved_s + max(0.0, self._came_s.get(key, e.start_s) - bound_s)
             met = self._meeting.get(key)
             if met is None or e.op not in COLLECTIVES:
                 ends[key] = starts[key] + max(0.0, e.duration_s - shorter_s.get(key, 0.0))
                 continue
-            last_s = last_starts[key]
+            last_s = last_came_s[key]
             if all(k in starts for k in met):
                 go_s = max(starts[k] for k in met)
                 for k in met:

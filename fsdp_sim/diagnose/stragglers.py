@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
@@ -54,19 +53,8 @@ def meetings_of(peers: Peers, step: int) -> list[Meeting]:
     found = []
     for events in peers.meetings:
         if len(events) > 1 and all(e.step == step for e in events):
-            found.append(Meeting(events, [_came_s(peers, events, e) for e in events]))
+            found.append(Meeting(events, [peers.came_s(events, e) for e in events]))
     return sorted(found, key=lambda meeting: meeting.last_s)
-
-
-def _came_s(peers: Peers, events: Sequence[Event], e: Event) -> float:
-    """When a rank came to a collective. Where all begin at one moment, that is when the last had come, and each says by
-    what it came after when it was ready itself."""
-    view = peers.view(e.rank)
-    together = max(o.start_s for o in events) - min(o.start_s for o in events) <= view.touch_s
-    if together and (view.simulated or view.on_cpu):
-        ready_s = view.ready_s(e)
-        return min(ready_s, e.start_s) if isfinite(ready_s) else e.start_s
-    return e.start_s
 
 
 def rank_times(found: StepObservation) -> list[RankTimes]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import re
 import shlex
 import signal
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Diagnosis, diagnose
+from fsdp_sim.engine import straggler
 from fsdp_sim.timeline.chrome import read_chrome, write_chrome
 from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.words import human_ms
 from tests.cli.commands import call, examples
 from tests.timeline.kineto.gpu_trace import kineto_trace
 from tests.timeline.snapshot.snapshots import step
@@ -90,6 +93,22 @@ def test_a_page_and_a_trace_are_written(trace, tmp_path):
     assert "Why is my communication not overlapped?" in text
     assert diagnose(read_timeline(trace)).headline.split(";")[0] in text
     assert read_chrome(chrome).events == read_timeline(trace).events
+
+
+def test_a_page_of_several_ranks_has_each_with_its_times_and_says_who_straggles(tmp_path):
+    plan = Plan(param_dtype="bf16", seq_len=512)
+    slow = simulate("gpt2-124m", Cluster("H100", gpus=4), plan, skew=lambda s, n: straggler(s, n, rank=2, factor=1.5))
+    slow.timeline.to_jsonl(tmp_path / "slow.jsonl")
+
+    said = json.loads(
+        call("diagnose", str(tmp_path / "slow.jsonl"), "--html", str(tmp_path / "p.html"), "--json").stdout
+    )
+    table = (tmp_path / "p.html").read_text().partition("Ranks in the step")[2].partition("</table>")[0]
+
+    cells = [re.findall(r">([^<]+)</t[hd]>", row) for row in table.split("<tr>")[2:]]
+    assert [one[0] for one in cells] == ["0", "1", "2, the straggler", "3"]
+    assert [one[1] for one in cells] == [human_ms(row["compute_s"]) for row in said["rank_times"]]
+    assert [one[5] for one in cells] == [human_ms(row["made_wait_s"]) for row in said["rank_times"]]
 
 
 def test_names_of_units_are_text_in_a_page(tmp_path):

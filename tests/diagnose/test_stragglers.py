@@ -20,9 +20,13 @@ PLAN = Plan(param_dtype="bf16", reduce_dtype="fp32", seq_len=512)
 CLOCKS_S = (0.0, 3e-3, -50e-3, 7e-6)
 
 
+def simulated(factor: float, rank: int = 2) -> Timeline:
+    """Collectives begin when the last rank has come."""
+    return simulate("gpt2-350m", NODE, PLAN, skew=lambda s, n: straggler(s, n, rank=rank, factor=factor)).timeline
+
+
 def stepped(factor: float, rank: int = 2) -> Timeline:
-    slow = simulate("gpt2-350m", NODE, PLAN, skew=lambda s, n: straggler(s, n, rank=rank, factor=factor))
-    return as_kernels(slow.timeline)
+    return as_kernels(simulated(factor, rank))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,13 @@ def test_a_clock_that_drifts_is_set_along_the_recording(tmp_path: Path) -> None:
     read = read_timeline(write_ranks(Timeline(true.header, events), tmp_path))
     last = [max(e.end_s for e in read.ops if e.rank == rank) for rank in read.ranks]
     assert max(last) - min(last) < 0.1 * 1e-2 * true.span_s
+
+
+def test_where_collectives_begin_when_the_last_has_come_the_straggler_is_found_too() -> None:
+    found = diagnose(simulated(1.3)).straggler
+    assert found is not None
+    assert (found.rank, found.cost_s) == (2, pytest.approx(simulated(1.3).span_s - simulated(1.0).span_s, rel=0.05))
+    assert diagnose(simulated(1.0)).straggler is None
 
 
 def test_the_straggler_is_named_with_what_the_step_loses_by_it(slow: Timeline) -> None:
