@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fsdp_sim.lint.cost import Costs
-from fsdp_sim.lint.report import FileReport, finding_at, report_of
+from fsdp_sim.lint.report import FileReport, Finding, finding_at, report_of
 from fsdp_sim.lint.rules import Rule, rules
 from fsdp_sim.lint.script import read_script, traps_of
 
@@ -75,4 +76,24 @@ def lint_script(path: str, looked_for: Mapping[str, Rule], costs: Costs) -> File
         finding_at(id, found.message, found.node, lines, costs.sentence(looked_for[id]))
         for id, found in traps_of(script, ids)
     ]
-    return report_of(path, "script", findings, lines, script.unread)
+    said, notes = _of_arguments(path, text, looked_for, costs)
+    return report_of(path, "script", [*findings, *said], lines, script.unread, notes)
+
+
+TRAINERS = re.compile(r"^\s*(from|import)\s+(transformers|trl|lightning\w*|pytorch_lightning)\b", re.MULTILINE)
+"""Imports of packages whose calls say a configuration."""
+
+
+def _of_arguments(
+    path: str, text: str, looked_for: Mapping[str, Rule], costs: Costs
+) -> tuple[Sequence[Finding], Sequence[str]]:
+    """The traps of what a script gives a trainer, such as TrainingArguments, where that can be read; and notes."""
+    if not TRAINERS.search(text):
+        return (), ()
+    from fsdp_sim.lint.config import lint_config
+
+    try:
+        report = lint_config(path, looked_for, costs)
+    except ValueError:  # it calls none, or says what only running it would tell
+        return (), ()
+    return report.findings, report.notes

@@ -36,6 +36,26 @@ def test_a_script_with_the_trap_and_one_that_looks_like_it(rule, tmp_path):
     assert clean == set()
 
 
+ARGUMENTS = """
+from transformers import TrainingArguments
+args = TrainingArguments({first}fsdp_config={{"version": 1, "backward_prefetch": "BACKWARD_PRE"}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (ARGUMENTS.format(first=""), {"fsdp-config-without-fsdp"}),
+        (ARGUMENTS.format(first="fsdp='full_shard', "), set()),
+        (ARGUMENTS.format(first="fsdp=flags.fsdp, "), set()),
+        (ARGUMENTS.format(first="").replace("})", "})  # fsdp-sim: ignore"), set()),
+        (ARGUMENTS.format(first="").replace("transformers", "mine"), set()),
+    ],
+)
+def test_what_a_script_gives_a_trainer_is_looked_at_where_it_says_its_values(text, rules, tmp_path):
+    assert found(tmp_path, text) == rules
+
+
 @pytest.mark.parametrize("rule", examples("config"))
 def test_a_configuration_with_the_trap_and_one_that_looks_like_it(rule, tmp_path):
     example = examples("config")[rule]
