@@ -29,7 +29,7 @@ import tyro
 
 import labs.experiments
 from fsdp_sim.accelerators import environ_for, gpus
-from labs.cluster.torchrun import TIED
+from labs.cluster import torchrun
 from labs.experiments.result import LabResult
 from labs.model.gpt import did_you_mean
 
@@ -122,7 +122,7 @@ def _run_apart(name: str) -> LabResult | str:
         command = [
             sys.executable,
             "-c",
-            TIED,
+            torchrun.TIED,
             sys.executable,
             "-m",
             "labs.experiments.gpu_results",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -49,7 +49,7 @@ class GpuDayOptions:
     """The day's folder."""
     only: tuple[str, ...] = ()
     """Names of parts, as --list has them; they are done again."""
-    list: bool = False
+    listed: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Say what would be done, and do nothing."""
     yes: bool = False
     """Write the bundle without asking."""
@@ -101,7 +101,7 @@ def _spend(options: GpuDayOptions, console: Console) -> int:
     names = list(options.only) or day.left(known)
     rehearsal = "" if device == "cuda" else ": a rehearsal on CPU cores, with smaller models"
     console.print(f"[bold]GPU day[/]{rehearsal}. {hardware}, {options.minutes:g} minutes at most, in {options.out}")
-    if options.list:
+    if options.listed:
         console.print(_listed(day, names))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)

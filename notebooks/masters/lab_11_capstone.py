@@ -23,6 +23,7 @@
 
 # %%
 from fsdp_sim import Plan, viz
+from fsdp_sim.learn import predict  # noqa: F401
 from fsdp_sim.measure.calibrate import calibrate
 from labs.experiments import capstone
 from labs.experiments.pictures import bars
@@ -105,10 +106,21 @@ bill
 # %% [markdown]
 # ## 4. Run it here, small
 #
-# Two processes of this machine train a small model with the same plan, on torch's own FSDP2. First the machine is
-# measured, as `fsdp-sim calibrate` does it. From that the simulator predicts the small step; then it runs.
-#
-# Which of three numbers will be closest: the time, the memory, or the bytes on the wire?
+# First write it down: your model and the plan as a script, with torch's own calls. Lint reads it, and runs none of it.
+# A trap that it finds now costs nobody a GPU.
+
+# %% tags=["nbval-ignore-output"]
+code = capstone.script(choice, best)
+found_traps = capstone.traps(code)
+assert [rule for _, rule, _ in found_traps.rows] == ["none"]
+found_traps
+
+# %% [markdown]
+# (`print(code)` shows it.) Now two processes of this machine train a small model with the same plan, on torch's own
+# FSDP2. First the machine is measured, as `fsdp-sim calibrate` does it. From that the simulator predicts the small
+# step; then it runs.
+
+# %% predict="closest_of_three"
 
 # %% tags=["nbval-ignore-output"]
 machine = calibrate(2, device="cpu", quick=True).cluster
@@ -183,5 +195,10 @@ print(f"{page.name} lies beside your progress; board() says where that is.")
 # ## With GPUs
 #
 # Make `CLUSTER` your own: `fsdp-sim calibrate --device cuda -o here.toml` measures it, and `CLUSTER = "here.toml"`
-# reads it. Then train with the plan: `torchrun ... -m labs.train`, each key as `--key=value`. With an hour on a GPU,
-# `make gpu-day` writes what others can read.
+# reads it. The small run of section 4 is this command of the labs' own trainer, which logs, saves, and goes on after a
+# failure. Where there are GPUs it uses them; a larger `--model` is one key. With an hour on a GPU, `make gpu-day`
+# writes what others can read.
+
+# %% tags=["nbval-ignore-output"]
+small, _ = capstone.scaled(choice.model, best)
+print(capstone.command(small))

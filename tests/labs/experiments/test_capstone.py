@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_sim import Plan
+from fsdp_sim import Model, Plan
 from fsdp_sim.learn import kept
+from labs.config import read_config
 from labs.experiments import capstone
 from labs.experiments.capstone import scores
 from labs.experiments.capstone.choice import Choice
@@ -55,6 +56,22 @@ def test_a_model_is_a_name_or_a_config_and_a_cluster_is_words(choice: Choice, tm
 def test_what_is_not_understood_is_refused_by_name(model: str, cluster: str, budget: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         capstone.chosen(model, cluster, budget, START)
+
+
+def test_the_plan_is_written_as_a_script_without_traps_and_one_with_a_trap_is_told(choice: Choice) -> None:
+    code = capstone.script(choice, START)
+    assert "fully_shard(" in code
+    assert capstone.traps(code).rows == (("-", "none", "no trap was found"),)
+    trap = "from torch.distributed.fsdp import fully_shard\nopt = AdamW(model.parameters())\nfully_shard(model)\n"
+    assert [rule for _, rule, _ in capstone.traps(trap).rows] != ["none"]
+
+
+def test_the_small_run_is_a_command_that_the_trainer_reads_as_the_same() -> None:
+    plan = Plan(seq_len=1024, micro_batch=2, grad_accum=2, activation_checkpointing="full", forward_prefetch=1)
+    config, _ = capstone.scaled(Model.preset("llama3-8b"), plan)
+    said = capstone.command(config)
+    assert said.startswith("torchrun --standalone --nproc_per_node=2 -m labs.train --model=teaching-llama")
+    assert read_config(said.split()[5:], "") == config
 
 
 def test_a_bill_says_what_the_tokens_take_and_whether_it_is_allowed(choice: Choice) -> None:
