@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fsdp_sim.ranks.looks import Look
 
 TIMEOUT_S = 4.0  # in a collective, for a rank that does nothing
+OURS = ("call", "encode", "_plain", "main", "shut_off", "refuse", "_made")
+"""Functions of ours, in whose lines no learner has anything to look for."""
 LAST_LINE = re.compile(r'File "[^"]*", line \d+, in (\S+)\n +(?!File ")(\S.*)')
 
 
@@ -184,7 +186,7 @@ def _whose(headline: str, ranks: int) -> str:
 
 def _where(text: str) -> str:
     found = LAST_LINE.findall(text)
-    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main", "shut_off", "refuse")]
+    own = [place for place in found if place[0] not in OURS]
     return f", in {own[-1][0]}, at `{_line(own[-1][1])}`" if own else ""
 
 
