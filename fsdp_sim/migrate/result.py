@@ -87,5 +87,5 @@ def told(uses: Iterable[str]) -> tuple[list[str], list[Difference], list[str]]:
 def diff_of(old: str, new: str, old_name: str, new_name: str) -> str:
     """A unified diff, which ``patch`` and ``git apply`` take."""
     before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # no other sign ends a line for patch
-    lines = difflib.unified_diff(before, after, f"a/{old_name}", f"b/{new_name}")
+    lines = difflib.unified_diff(before, after, f"a/{old_name.lstrip('/')}", f"b/{new_name.lstrip('/')}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
