@@ -129,7 +129,7 @@ def _key(plan: Plan, without: frozenset[str]) -> tuple[Any, ...]:
 
 def _lost_s(sim: Simulation, beside_s: float) -> float:
     """What collectives keep compute from doing, at least. Some are beside copies, which they slow less."""
-    seconds, ops, slowdown = sim.costs.seconds, sim.program.ops, sim.costs.slowdown
+    seconds, ops, slowdown = sim.costs.seconds, sim.program.ops, sim.costs.collectives.slowdown
     first = next(i for i in ops if i.op is Op.FWD)
     copies = {i.op: i for i in ops if i.lane is Lane.COMPUTE and i.op not in WORK}.values()
     sent = [i for i in ops if i.op in COLLECTIVES and i.group_size > 1]
