@@ -37,6 +37,7 @@ LEAVES = {  # path within the day's folder: what it is
 }
 MOST_UNPACKED = 64 * 2**20  # bytes of a file
 ONE_GPU = "tests/bench/one_{}.jsonl"
+HOSTS = re.compile(r'"hosts":(\{[^{}]*\})')  # in the header of a recorded step
 
 
 class Bundled(NamedTuple):
@@ -76,9 +77,17 @@ def files(folder: Path) -> Iterator[Bundled]:
         packed = name.endswith(".gz")
         text = (gzip.decompress(path.read_bytes()) if packed else path.read_bytes()).decode(errors="replace")
         text, known = secret.subn(lambda match: hidden[match[0]], text)
+        text, machines = HOSTS.subn(_numbered, text)
         text, others = elsewhere.subn("", text)
         data = text.encode()
-        yield Bundled(name, what, gzip.compress(data, mtime=0) if packed else data, known + others)
+        yield Bundled(name, what, gzip.compress(data, mtime=0) if packed else data, known + machines + others)
+
+
+def _numbered(hosts: re.Match[str]) -> str:
+    """The machines of a recorded step by number, however short their names are."""
+    named = msgspec.json.decode(hosts[1])
+    numbers = {name: f"HOST{number}" for number, name in enumerate(dict.fromkeys(named.values()))}
+    return '"hosts":' + msgspec.json.encode({rank: numbers[name] for rank, name in named.items()}).decode()
 
 
 def name_of(day: GpuDay) -> str:

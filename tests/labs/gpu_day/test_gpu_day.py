@@ -38,6 +38,7 @@ def folder(tmp_path: Path) -> Path:
         "checks/log.txt": b"not for others",
         "accuracy/one_gpu.jsonl": b'{"model": "gpt2", "step_s": 0.1, "gpu": "NVIDIA H100 80GB HBM3"}\n',
         "training/metrics.jsonl": b'{"out": "/home/somebody/my secret/run", "url": "/scratch/team_7/data/text.bin"}',
+        "training/timeline.jsonl.gz": gzip.compress(b'{"hosts":{"0":"vm","1":"bob","2":"vm"},"device":"vm"}'),
         "training/checkpoints/1/weights": b"large",
     }.items():
         path = tmp_path / name
@@ -126,7 +127,7 @@ def test_a_bundle_has_what_is_listed_and_no_private_name(folder):
     bundled = {one.name: one for one in bundle.files(folder)}
     assert set(bundled) == {
         "day.json", "checks/doctor.json", "accuracy/one_gpu.jsonl", "training/metrics.jsonl",
-        "lab_memory/memory.json.gz",
+        "training/timeline.jsonl.gz", "lab_memory/memory.json.gz",
     }  # fmt: skip
     text = b"".join(
         gzip.decompress(one.data) if one.name.endswith("gz") else one.data for one in bundled.values()
@@ -135,6 +136,7 @@ def test_a_bundle_has_what_is_listed_and_no_private_name(folder):
         assert name not in text
     assert bundled["checks/doctor.json"].replaced
     assert bundled["training/metrics.jsonl"].replaced == 2
+    assert '{"hosts":{"0":"HOST0","1":"HOST1","2":"HOST0"},"device":"vm"}' in text
 
 
 def test_a_bundle_is_added_to_a_checkout(folder, tmp_path_factory):
