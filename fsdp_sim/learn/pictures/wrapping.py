@@ -40,7 +40,7 @@ def cuts(model: nn.Module, ways: Mapping[str, Sequence[str]], sentence: str) -> 
         sentence: the title; what is to be seen.
     """
     sizes = {name: param.numel() for name, param in model.named_parameters()}
-    figure, rows = go.Figure(), []
+    figure, rows, said = go.Figure(), [], []
     for way, names in ways.items():
         of = owners(model, names)
         units = {unit: sum(sizes[p] for p, owner in of.items() if owner == unit) for unit in dict.fromkeys(of.values())}
@@ -57,18 +57,19 @@ def cuts(model: nn.Module, ways: Mapping[str, Sequence[str]], sentence: str) -> 
                 insidetextanchor="middle", hovertext=f"{safe(unit)}: {units[unit]:,}", hoverinfo="text",
             )  # fmt: skip
         largest = max(units, key=lambda unit: units[unit])
+        counted = f"{len(units)} unit{'s' * (len(units) != 1)}"
+        said.append(f"{way}: {counted}, the largest {units[largest]:,} ({largest})")
         rows.append((way, f"{len(units)}", f"{units[largest]:,} ({largest})", f"{units.get(ROOT, 0):,}"))
         figure.add_annotation(
-            x=sum(units.values()) / 1e6, y=safe(way), text=f"<b>{len(units)} units</b>", showarrow=False,
+            x=sum(units.values()) / 1e6, y=safe(way), text=f"<b>{counted}</b>", showarrow=False,
             xanchor="left", xshift=6,
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
     chart.frame(figure, sentence, plot_px=ROW_PX * len(ways) + 30, left=24 + 8 * max(map(len, ways)))
     figure.update_xaxes(title="parameters (millions); grey is the root")
     figure.update_yaxes(autorange="reversed", type="category")
-    text = "; ".join(f"{way}: {count} units, the largest {largest}" for way, count, largest, _ in rows)
     table = Table("units", ("cut", "units", "the largest", "in the root"), tuple(rows))
-    return Picture(figure, f"{sentence}. {text}.", (table,))
+    return Picture(figure, f"{sentence}. {'; '.join(said)}.", (table,))
 
 
 def whole_at_once(peaks_bytes: Mapping[str, int], floor_bytes: int, floor: str, sentence: str) -> Picture:
