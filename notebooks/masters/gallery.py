@@ -69,7 +69,9 @@ pair.titled("Two blocks ahead hides more and gains nothing: what computes beside
 experiment = Experiment()
 predicted = experiment.predict(experiment.measure_pieces(4), forward_prefetch=1)
 measured = training_only(experiment.run(5, forward_prefetch=1).timeline)
-viz.compare(predicted, measured, titles=("predicted", "measured"))
+viz.compare(predicted, measured, titles=("predicted", "measured")).titled(
+    "The same program twice: as predicted from its pieces, and as four processes ran it"
+)
 
 # %% [markdown]
 # ## Who holds what, moment by moment

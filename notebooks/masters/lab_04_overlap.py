@@ -117,7 +117,8 @@ for name in overlap.PREFETCHES:
 bars(rows, overlap.HIDDEN, "How much of the time on the wire lies under computing")
 
 # %% tags=["nbval-ignore-output"]
-viz.compare(steps[f"{[*overlap.PREFETCHES][-1]}, predicted"], on, titles=("predicted", "measured"))
+last = steps[f"{[*overlap.PREFETCHES][-1]}, predicted"]
+viz.compare(last, on, titles=("predicted", "measured")).titled("In the predicted order; only the lengths differ")
 
 # %% [markdown]
 # ## 4. The rate limiter

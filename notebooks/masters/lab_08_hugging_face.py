@@ -90,7 +90,9 @@ assert "shared" in seen["Accelerate"].units
 assert not seen["Accelerate as it is"].units
 
 # %% tags=["nbval-ignore-output"]
-viz.show(seen["by hand"].step)
+step = seen["by hand"].step
+assert [event.unit for event in step.events if event.op.name == "REDUCE_SCATTER"][-1] == "root"
+viz.timeline(step).titled("T5 through encoder and decoder and back; last of all go the root's gradients")
 
 # %% [markdown]
 # A step of rank 0, recorded. The encoder's blocks run first, then the decoder's; backward is the reverse. The root's
