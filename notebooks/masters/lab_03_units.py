@@ -85,7 +85,7 @@ print("Units, collectives and their bytes as predicted; memory within 5%, and th
 shown = {name: result.timelines[f"{name}, measured"] for name in ("one unit", "each block")}
 alone, blocks = (result.timelines[f"{name}, predicted"].select(step=1) for name in shown)
 assert overlap(alone, rank=0) < 0.01 < overlap(blocks, rank=0)
-viz.timeline(shown, ranks=[0]).titled("One unit takes turns with the wire; a unit for each block shares the time with it")
+viz.timeline(shown, ranks=[0]).titled("One unit takes turns with the wire; units of a block overlap with it")
 
 # %% [markdown]
 # So a unit per block is the usual choice: large enough that latency counts little, small enough that two of them fit.

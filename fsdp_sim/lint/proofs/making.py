@@ -36,7 +36,7 @@ def optimizer_before_sharding() -> Shown:
 
 
 def fabric_joint_setup() -> Shown:
-    from lightning_fabric.strategies import ModelParallelStrategy
+    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 
     strategy = ModelParallelStrategy(lambda model, _: fsdp2(model))
     strategy.parallel_devices, strategy._device_mesh = [CPU], mesh()  # what Fabric.launch() says
