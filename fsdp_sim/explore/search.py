@@ -19,13 +19,13 @@ from fsdp_sim.spec import Plan
 
 ALIKE = 0.9  # correlation of two plans that differ in one lever
 NOISE = 1e-6  # keeps the system of equations solvable where two points behave alike
-SLACK = 1.08  # memory is predicted in doubt: beside the best for the limit, the best for one that is so much higher
-SLOWER = 1.07  # times the best's time: what is predicted to take longer is not worth a look
+AT_ONCE = 4  # predicted points that are looked at before predicting again
+DOUBTFUL, SLACK = 2, 1.08  # of these so many that are predicted to fit a limit that is so much higher
 FAR = 3  # levers in which a predicted point differs from the best, where there are too many points to predict all
 TOGETHER = (
     "micro_batch",
     "activation_checkpointing",
-)  # memory is a product of these: all pairs that may be better are looked at
+)  # memory is a product of these: all pairs are looked at
 MOST = 20_000  # points that are predicted at once
 
 
@@ -66,52 +66,47 @@ class Search:
         names = list(self.space.levers)
         grid = [range(size if name in TOGETHER else 1) for name, size in zip(names, self.space.sizes, strict=True)]
         for point in itertools.product(*grid):
-            if self._may_be_better(self.space.plan(point), limit):
-                self._try(point)
+            self._try(point)
         self.settle(limit)
         self._give_each_value_a_chance(limit)
         self.settle(limit)
 
     def settle(self, limit: float) -> None:
-        """Look until no neighbour of the best that is worth a look, and nothing predicted to be better, is better."""
+        """Look until no neighbour of the best, and nothing that is predicted to be better, is better."""
         self._try(tuple(0 for _ in self.space.sizes))
         while (base := self._best(limit)) is not None:
-            for point in self._worth_a_look(list(self._near(base, 1)), limit):
+            for point in self._near(base, 1):
                 if self._may_be_better(self.space.plan(point), limit):
                     self._try(point)
             self.follow(limit)
             if self._best(limit) == base:
                 return
 
-    def follow(self, limit: float, patience: int = 1) -> None:
-        """Look at what is predicted to be best, until that finds nothing better, so many times in a row."""
-        missed = 0
-        while (best := self._best(limit)) is not None and missed < patience:
+    def follow(self, limit: float) -> None:
+        """Look at what is predicted to be best, as long as that finds something better."""
+        before = None
+        while (best := self._best(limit)) is not None and best != before:
+            before = best
             points = self._pool(best)
             predicted = self._predicted(points)
-            for most in (limit, SLACK * limit):
-                promising = (points[n] for n in _order(predicted, most))
-                point = next((one for one in promising if self._is_new(one, limit)), None)
-                if point is not None:
-                    self._try(point)
-                if self._best(limit) != best:
-                    break
-            missed = 0 if self._best(limit) != best else missed + 1
+            chosen = self._first_new(points, _order(predicted, limit), limit, AT_ONCE)
+            chosen |= self._first_new(points, _order(predicted, SLACK * limit), limit, DOUBTFUL, chosen)
+            for point in chosen.values():
+                self._try(point)
 
     def _give_each_value_a_chance(self, limit: float) -> None:
-        """Of the plans with each value of each lever, look at the one predicted to be best, if it is worth a look."""
+        """Of the plans with each value of each lever, look at the one that is predicted to be best."""
         best = self._best(limit)
         if best is None:
             return
         points = self._pool(best)
-        order = _order(self._predicted(points), limit)
-        firsts: dict[tuple[int, int], Point] = {}
-        for n in order:
-            for lever_and_value in enumerate(points[n]):
-                firsts.setdefault(lever_and_value, points[n])
-        for point in self._worth_a_look([firsts[one] for one in sorted(firsts)], limit):
-            if self._may_be_better(self.space.plan(point), limit):
-                self._try(point)
+        predicted = self._predicted(points)
+        order = _order(predicted, limit)
+        for lever, size in enumerate(self.space.sizes):
+            for value in range(size):
+                first = next((n for n in order if points[n][lever] == value), None)
+                if first is not None and self._may_be_better(self.space.plan(points[first]), limit):
+                    self._try(points[first])
 
     def _try(self, point: Point) -> None:
         plan = self.space.plan(point)
@@ -158,24 +153,19 @@ class Search:
         pool = [(*first, *best[head:]) for first in itertools.product(*map(range, sizes[:head]))]
         return pool if head == len(sizes) else list(dict.fromkeys([*pool, *self._near(best, FAR)]))
 
-    def _is_new(self, point: Point, limit: float) -> bool:
-        """Whether a plan was not seen yet, and may be better than the best."""
-        plan = self.space.plan(point)
-        return plan not in self.seen and self._may_be_better(plan, limit)
-
-    def _worth_a_look(self, points: list[Point], limit: float) -> list[Point]:
-        """New points but for those that are predicted to be slower by far, from looks at each of their values."""
-        some = [point for point in points if self._is_new(point, limit)]
-        best = self._best(limit)
-        if not some or best is None or self._points[best].bytes > limit:
-            return some
-        tried = {lever_and_value for point in self._points for lever_and_value in enumerate(point)}
-        most = math.log(SLOWER * self._points[best].seconds)
-        return [
-            point
-            for point, (seconds, _) in zip(some, self._predicted(some), strict=True)
-            if seconds <= most or not tried.issuperset(enumerate(point))
-        ]
+    def _first_new(
+        self, points: list[Point], order: list[int], limit: float, count: int, beside: dict[Plan, Point] | None = None
+    ) -> dict[Plan, Point]:
+        """The first plans that were not seen yet, nor chosen, and that may be better than the best."""
+        found: dict[Plan, Point] = {}
+        for n in order:
+            plan = self.space.plan(points[n])
+            if plan not in (beside or {}) and plan not in self.seen and self._may_be_better(plan, limit):
+                assert plan is not None
+                found.setdefault(plan, points[n])
+                if len(found) == count:
+                    break
+        return found
 
     def _predicted(self, points: list[Point]) -> Any:
         """Logarithms of seconds and bytes at each point, from all that were seen."""

@@ -23,7 +23,6 @@ from fsdp_sim.spec import Cluster, Model, Plan, number
 
 SAME = 0.0005  # of a step: for less than this no setting is changed
 SMALLER = (0.75, 0.5, 0.25)  # of the best plan's memory: where else the front is looked for
-PATIENT = 75  # points of a space for each plan simulated, from which there is time to look twice
 OVER = 1.001  # times the limit: what a plan on the edge counts as
 
 
@@ -150,8 +149,7 @@ def tune(
         search.run(tries.limit_bytes)
         if (fastest := tries.best) is not None:
             for share in SMALLER:
-                patience = 2 if len(tries.seen) * PATIENT < len(space) else 1
-                search.follow(share * fastest.peak_memory_bytes, patience)
+                search.follow(share * fastest.peak_memory_bytes)
             if tries.best is not fastest:  # that was found on the way
                 search.settle(tries.limit_bytes)
             tries.best = _simplest(space, tries, tries.best or fastest)
