@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from fsdp_sim import simulate
 from fsdp_sim.explore import Account, Measured, explain_run
 from fsdp_sim.spec import Plan
 from fsdp_sim.validate.predict import plan_of
@@ -48,7 +49,8 @@ def cases() -> Iterator[tuple[PublishedRun, str, Any]]:
         if known and row.cluster.gpus > 1 and row.step_time_s and row.peak_memory_bytes:
             for name, value in said_wrongly(plan_of(row)):
                 with suppress(ValueError):  # no run has this configuration
-                    replace(plan_of(row), **{name: value})
+                    plan = replace(plan_of(row), **{name: value})
+                    assert simulate(row.model, row.cluster, plan).program
                     yield row, name, value
 
 
