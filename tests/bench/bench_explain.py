@@ -48,9 +48,9 @@ def cases() -> Iterator[tuple[PublishedRun, str, Any]]:
         known = row.cluster.gpu.name.startswith(("A100", "H100", "H200"))
         if known and row.cluster.gpus > 1 and row.step_time_s and row.peak_memory_bytes:
             for name, value in said_wrongly(plan_of(row)):
-                with suppress(ValueError):  # no run has this configuration
+                with suppress(ValueError):
                     plan = replace(plan_of(row), **{name: value})
-                    assert simulate(row.model, row.cluster, plan).program
+                    _ = simulate(row.model, row.cluster, plan).program  # refuses what no run can have
                     yield row, name, value
 
 
