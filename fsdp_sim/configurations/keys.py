@@ -66,6 +66,7 @@ class Schema(NamedTuple):
         earlier: keys of earlier versions, by dotted name, and what this version calls them.
         open: sections that take whatever a class takes that the file names; a key that is not known stands beside.
         interpolates: ``${a.b}`` names another value of the file.
+        along: calls that say nothing of a step without those beside which they stand.
     """
 
     name: str
@@ -79,11 +80,7 @@ class Schema(NamedTuple):
     earlier: dict[str, str]
     open: frozenset[str] = frozenset()
     interpolates: bool = False
-
-    @property
-    def along(self) -> frozenset[str]:
-        """Calls that say nothing of a step without those beside which they stand."""
-        return frozenset(self.calls) & {"LoraConfig", "BitsAndBytesConfig"}
+    along: frozenset[str] = frozenset()
 
     @property
     def understood(self) -> int:
@@ -126,7 +123,7 @@ def schema_of(name: str) -> Schema:
     return Schema(
         table["name"], table["package"], table["source"], tuple(table.get("signs", ())), table.get("calls", {}),
         sections, prefixes, table.get("alone", ""), earlier | table.get("earlier", {}),
-        frozenset(opened), table.get("interpolates", False),
+        frozenset(opened), table.get("interpolates", False), frozenset(table.get("along", ())),
     )  # fmt: skip
 
 
