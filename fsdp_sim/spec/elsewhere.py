@@ -45,6 +45,8 @@ def number_meant(value: object) -> str:
     if found is None:
         return ""
     plain = re.sub(r"\D", "", found["digits"]) + (found["rest"] or "")
+    if re.match(r"0\d", plain):
+        return f"write {plain.lstrip('0') or '0'}, and 4,096 without its comma"
     power, unit = _POWERS[found["unit"].lower()], found["unit"]
     if not power:
         return f"write {int(float(plain)) if float(plain).is_integer() else plain}"

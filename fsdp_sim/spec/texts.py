@@ -94,6 +94,8 @@ def _literals(plain: str) -> Iterator[Any]:
     """The word or the number that a text is."""
     if plain.lower() in WORDS:
         yield WORDS[plain.lower()]
+    if plain[:1] == "0" and plain[1:2].isdigit():  # no number in Python: what is left of 4,096 at its comma
+        return
     for number in (int, float):
         try:
             yield number(plain)

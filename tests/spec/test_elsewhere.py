@@ -25,6 +25,7 @@ from fsdp_sim.spec import plan_fields
     ("seq_len", "8k", "k is 1,000 or 1,024: write 8000 or 8192"),
     ("seq_len", "8Ki", "write 8192"),
     ("seq_len", "8,192", "write 8192"),
+    ("seq_len", "096", "write 96, and 4,096 without its comma"),
     ("micro_batch", "1e1", "write 10"),
     ("micro_batch", "8x8", "write 64"),
     ("shard_size", "0", "it must be None or a whole number >= 1"),
