@@ -17,7 +17,7 @@ from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Culprit, Diagnosis, diagnose
 from fsdp_sim.diagnose.advice import TIPS, Facts
 from fsdp_sim.diagnose.look import look
-from fsdp_sim.diagnose.sentences import SAY
+from fsdp_sim.diagnose.sentences import SAID, SAY
 from fsdp_sim.engine import run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.timeline import Header, Lane, Op, Phase, Timeline
@@ -342,7 +342,7 @@ def test_collectives_are_listed_by_unit_with_their_bandwidth():
 
 
 def test_every_culprit_has_a_sentence_and_advice():
-    assert set(SAY) == set(TIPS) == set(Culprit)
+    assert {*SAY, *SAID} == set(TIPS) == set(Culprit)
     assert all(TIPS[culprit] for culprit in Culprit if culprit is not Culprit.UNKNOWN)
 
 
