@@ -5,7 +5,7 @@ it names, each default that is filled in, and what differs from what is simulate
 and a value that is not simulated, are refused by name. Python is read, and never run.
 """
 
-from fsdp_sim.configurations.door import FORMATS, Configuration, format_of, read
+from fsdp_sim.configurations.door import FORMATS, Configuration, NothingCalledError, format_of, read
 from fsdp_sim.configurations.keys import Schema, schema_of
 
-__all__ = ["FORMATS", "Configuration", "Schema", "format_of", "read", "schema_of"]
+__all__ = ["FORMATS", "Configuration", "NothingCalledError", "Schema", "format_of", "read", "schema_of"]

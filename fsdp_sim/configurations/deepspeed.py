@@ -101,16 +101,18 @@ def deepspeed_of(
     Raises:
         ValueError: there is no such file, or see `read`.
     """
-    where, tree = f"deepspeed of {outer.file}", given
+    where, tree, passed_over = f"deepspeed of {outer.file}", given, ""
     if isinstance(given, str):
         where = str(_found(asked.folder, given))
         try:
-            tree = tree_of(text_of_file(where), where, ".json")
+            tree, passed_over = tree_of(text_of_file(where), where, ".json")
         except OSError as error:
             raise ValueError(
                 f"{outer.where}: the DeepSpeed file {where} cannot be read: {error.strerror}; put it there"
             ) from None
     keys = Keys(schema_of("deepspeed"), tree, where)  # type: ignore[arg-type]
+    if passed_over:
+        keys.remarks.append(f"{keys.file} {passed_over}")
     plan = _plan(keys, asked, cluster, auto)
     outer.remarks += [*keys.sentences, *keys.remarks]
     return plan

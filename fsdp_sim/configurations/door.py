@@ -22,7 +22,7 @@ from fsdp_sim.configurations import (
 from fsdp_sim.configurations.interpolation import resolved, variables
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
-from fsdp_sim.configurations.texts import Tree, calls_of, plain_json, text_of_file, tree_of
+from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.words import did_you_mean, shortened
 
@@ -41,6 +41,10 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")
 """Fields of a plan that decide most, and of which a sentence says that a file is silent."""
+
+
+class NothingCalledError(ValueError):
+    """A Python file has no call that says a configuration."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ def read(
 
     Raises:
         ValueError: no format fits, a key that it does not have, or a value that is not simulated; names it.
+        NothingCalledError: it is Python, and has no call that says a configuration.
         OSError: there is no such file.
         ModuleNotFoundError: it is YAML, and PyYAML is not installed.
     """
@@ -94,18 +99,16 @@ def read(
     if format is not None and format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; {did_you_mean(format, FORMATS)}")
     if Path(path).suffix == ".py":
-        format, tree = _of_python(text, where, format)
+        (format, tree), passed_over = _of_python(text, where, format), ""
     else:
-        tree = tree_of(text, where, Path(path).suffix.lower())
+        tree, passed_over = tree_of(text, where, Path(path).suffix.lower())
         format = format or format_of(tree, where)
     schema = schema_of(format)
     named = variables(text) if schema.interpolates else ()
     keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
-    if Path(path).suffix.lower() == ".json" and plain_json(text) != text:
-        keys.remarks.append(
-            f"{keys.file} has comments, or a comma before a bracket: passed over; json.load refuses both."
-        )
+    if passed_over:
+        keys.remarks.append(f"{keys.file} {passed_over}")
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]
     preset, model_file = _model(said, Path(path).parent)
     if preset is not None:
@@ -169,14 +172,14 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     """The format and the keys of the calls in a Python file.
 
     Raises:
-        ValueError: there is no such call, or two for the same section.
+        NothingCalledError: there is no such call. ValueError: there are two for the same section.
     """
     of_format = {name: schema_of(name).calls for name in ([format] if format else FORMATS)}
     owner = {call: name for name, calls in of_format.items() for call in calls}
     alone = [call for call, name in owner.items() if call not in schema_of(name).along]
     calls = calls_of(text, where, owner)
     if not any(name in alone for name, _, _ in calls):
-        raise ValueError(f"{where} calls nothing that is read; what is: {', '.join(alone)}")
+        raise NothingCalledError(f"{where} calls nothing that is read; what is: {', '.join(alone)}")
     called = {name for name, _, _ in calls}
     found = format or max(of_format, key=lambda name: len(called & of_format[name].keys()))  # Trainer is two packages'
     tree: Tree = {}

@@ -32,27 +32,27 @@ def text_of_file(path: str | Path) -> str:
         raise ValueError(f"{path} is no text in UTF-8: {error}") from None
 
 
-def tree_of(text: str, where: str, suffix: str) -> Tree:
-    """The tree of a text in JSON, TOML or YAML, by the suffix of its file.
+def tree_of(text: str, where: str, suffix: str) -> tuple[Tree, str]:
+    """The tree of a text in JSON, TOML or YAML, by the suffix of its file, and what of JSON was passed over, in words.
 
     Raises:
         ValueError: it is none, or holds no table.
         ModuleNotFoundError: it is YAML, and PyYAML is not installed.
     """
     kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
+    plain = plain_json(text) if kind == "JSON" else text
     try:
-        found = (
-            _yaml(text, where) if kind == "YAML" else toml_or_json(plain_json(text) if kind == "JSON" else text, kind)
-        )
+        found = _yaml(text, where) if kind == "YAML" else toml_or_json(plain, kind)
     except (ValueError, tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{where} is not {kind}: {error}") from None
     _refuse_a_bomb(found, where)
     if not isinstance(found, dict):
         what = {type(None): "nothing", list: "a list", str: "one text"}.get(type(found), f"a {type(found).__name__}")
         raise ValueError(f"{where} holds {what}, and no keys; a configuration is a table of them, such as key: value")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in found.items()}, PASSED_OVER if plain != text else ""
 
 
+PASSED_OVER = "has comments, or a comma before a bracket: passed over; json.load refuses both."
 BESIDE = re.compile(r"""("(?:\\.|[^"\\])*")|//[^\n]*|\#[^\n]*|/\*.*?\*/""", re.DOTALL)
 LAST_COMMA = re.compile(r"""("(?:\\.|[^"\\])*")|,(?=\s*[}\]])""")
 

@@ -162,9 +162,11 @@ def _read_file(keys: Keys, asked: Asked) -> None:
     """The keys of the JSON that ``fsdp_config`` names."""
     path = asked.folder / keys["fsdp_config"]
     try:
-        tree = tree_of(text_of_file(path), str(path), ".json")
+        tree, passed_over = tree_of(text_of_file(path), str(path), ".json")
     except OSError as error:
         raise ValueError(f"{keys.where}: fsdp_config {path} cannot be read: {error.strerror}") from None
+    if passed_over:
+        keys.remarks.append(f"{path.name} {passed_over}")
     keys.add(SECTION, tree)
 
 

@@ -90,10 +90,13 @@ def _of_arguments(
     """The traps of what a script gives a trainer, such as TrainingArguments, where that can be read; and notes."""
     if not TRAINERS.search(text):
         return (), ()
+    from fsdp_sim.configurations import NothingCalledError
     from fsdp_sim.lint.config import lint_config
 
     try:
         report = lint_config(path, looked_for, costs)
-    except ValueError:  # it calls none, or says what only running it would tell
+    except NothingCalledError:
         return (), ()
+    except (ValueError, OSError) as error:
+        return (), [f"what it gives a trainer was not looked at for the traps of configurations: {error}"]
     return report.findings, report.notes

@@ -71,6 +71,16 @@ def test_each_key_is_understood_or_without_effect_and_each_default_is_said(case,
     assert all(schema.package in sentence for sentence in found.defaults)
 
 
+@pytest.mark.parametrize(("name", "section"), [("fsdp_config", {"fsdp": True}), ("deepspeed", {})])
+def test_comments_of_json_are_remarked_in_the_file_that_another_names_too(name, section, tmp_path):
+    (tmp_path / "named.json").write_text("{} // as people write")
+    (tmp_path / "arguments.json").write_text(json.dumps({"output_dir": "out", name: "named.json"} | section))
+
+    remarks = " ".join(read(tmp_path / "arguments.json").remarks)
+    assert "named.json has comments" in remarks
+    assert "arguments.json has comments" not in remarks
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_a_format_has_by_default_is_a_value_that_it_takes(format):
     from fsdp_sim.configurations.kinds import converted

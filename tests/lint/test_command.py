@@ -120,3 +120,22 @@ def test_a_model_is_made_in_a_process_of_its_own_and_what_it_says_wrong_is_one_s
     assert done.exit_code == 2
     assert "batch-norm-statistics" in done.output
     assert "cannot be made: RuntimeError: no" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    ("fsdp=flags.fsdp", "line 2: fsdp is flags.fsdp, which only running the program would tell"),
+    ("deepspeed='none.json'", "none.json cannot be read: No such file"),
+])  # fmt: skip
+def test_what_a_trainer_is_given_and_cannot_be_read_is_a_note_and_no_silence(arguments, why, script):
+    script.write_text(f"from transformers import TrainingArguments\nTrainingArguments('out', {arguments})\n")
+    done = call("lint", str(script), "--json")
+
+    [report] = json.loads(done.stdout)["files"]
+    assert done.exit_code == 0
+    assert [note.startswith("what it gives a trainer was not looked at") for note in report["notes"]] == [True]
+    assert why in report["notes"][0]
+
+
+def test_a_script_that_gives_a_trainer_nothing_needs_no_note(script):
+    script.write_text("from transformers import AutoModel\n")
+    assert json.loads(call("lint", str(script), "--json").stdout)["files"][0]["notes"] == []
