@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +16,7 @@ from fsdp_sim.cli.against import print_against
 from fsdp_sim.cli.diagnose_page import write_memory_page, write_page
 from fsdp_sim.cli.memory import memory_of, print_memory
 from fsdp_sim.cli.options import Command, json_option, option, print_json, schema_option
+from fsdp_sim.cli.reading import reading_bar
 from fsdp_sim.cli.written import check_folder
 from fsdp_sim.diagnose import (
     COLUMNS,
@@ -199,23 +198,11 @@ def _memory_alone(
 
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:
-    """Read the traces; a progress bar on stderr shows in a terminal and disappears when done."""
-    traces = list(map(str, trace_files(traces)))
-    console = Console(stderr=True)
-    columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
     try:
-        total = sum(os.path.getsize(path) for path in traces)
+        with reading_bar() as progress:
+            return read_timeline(trace_files(traces), progress=progress, max_bytes=int(max_gb * 1e9))
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        done: dict[int, int] = {}
-
-        def progress(read: int, of: int) -> None:
-            done[of] = read  # each file counts from 0 to its own size
-            bar.update(task, completed=sum(done.values()))
-
-        return read_timeline(list(traces), progress=progress, max_bytes=int(max_gb * 1e9))
 
 
 def with_other(

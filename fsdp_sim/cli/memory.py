@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import with_pairs
+from fsdp_sim.cli.reading import reading_bar
 from fsdp_sim.diagnose import MemoryFound, beside_prediction, memory_found
 from fsdp_sim.requests import NAMES, Failure, Job, category_name, read_requests, request_of_texts, resolve
 from fsdp_sim.timeline import Timeline, load_snapshot, read_bytes
@@ -26,7 +27,9 @@ def memory_of(path: str, timeline: Timeline | None, rank: int, predict: str | No
     Raises:
         ValueError: a file is none, or what is to be predicted cannot be.
     """
-    found = memory_found(load_snapshot(path, max_bytes=int(max_gb * 1e9)), timeline, rank)
+    with reading_bar() as progress:
+        snapshot = load_snapshot(path, progress=progress, max_bytes=int(max_gb * 1e9))
+    found = memory_found(snapshot, timeline, rank)
     if predict is None:
         return found
     job = _job(predict)

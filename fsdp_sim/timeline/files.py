@@ -13,10 +13,9 @@ import msgspec
 
 from fsdp_sim.timeline.chrome import FORMAT, read_chrome
 from fsdp_sim.timeline.frame import from_parquet
-from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, refuse_beyond, unzipped
+from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, Progress, refuse_beyond, unzipped
 from fsdp_sim.timeline.timeline import Timeline
 
-Progress = Callable[[int, int], None]
 Reader = Callable[..., Timeline]
 """Called with a path and ``max_bytes``."""
 

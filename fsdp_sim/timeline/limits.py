@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, cast
 
+Progress = Callable[[int, int], None]
+"""Called by a reader now and then: bytes read, and bytes in all."""
 MAX_BYTES = 2 * 10**9
 """Read of one file by default, unpacked. In memory that is up to 4 GB."""
 EVENT_BYTES = 256

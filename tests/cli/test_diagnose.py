@@ -177,6 +177,16 @@ def test_the_examples_of_its_help_run(timeline, tmp_path, monkeypatch):
         assert done.exit_code == 0, (shlex.join(example), done.output)
 
 
+@pytest.mark.parametrize("option", [(), ("--memory",)], ids=["trace", "snapshot"])
+def test_in_a_terminal_a_bar_shows_how_much_is_read(option, trace, tmp_path, monkeypatch):
+    path = tmp_path / "memory.pickle"
+    path.write_bytes(pickle.dumps(step()))
+    assert "Reading" not in call("diagnose", *option, str(path) if option else trace).stderr
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take any stream for a terminal
+    assert "Reading" in call("diagnose", *option, str(path) if option else trace).stderr
+
+
 def test_a_snapshot_of_memory_alone_and_beside_a_trace(trace, tmp_path):
     path, page = tmp_path / "snapshot.pickle", tmp_path / "why.html"
     path.write_bytes(pickle.dumps(step()))

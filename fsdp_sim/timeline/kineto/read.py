@@ -21,9 +21,9 @@ from fsdp_sim.timeline.kineto.host import Host
 from fsdp_sim.timeline.kineto.memory import AllocatorChange, memory_changes
 from fsdp_sim.timeline.kineto.names import host_work
 from fsdp_sim.timeline.kineto.rows import TraceRows, read_rows
-from fsdp_sim.timeline.kineto.stream import RECORD, Progress
+from fsdp_sim.timeline.kineto.stream import RECORD
 from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
-from fsdp_sim.timeline.limits import MAX_BYTES
+from fsdp_sim.timeline.limits import MAX_BYTES, Progress
 from fsdp_sim.timeline.timeline import Timeline
 
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fsdp_sim.timeline.kineto.repair import repaired
-from fsdp_sim.timeline.kineto.stream import EventStream, Progress, Raw
-from fsdp_sim.timeline.limits import MAX_BYTES
+from fsdp_sim.timeline.kineto.stream import EventStream, Raw
+from fsdp_sim.timeline.limits import MAX_BYTES, Progress
 
 _FRAME = re.compile(r"(.+\.\w+)\((\d+)\): (.+)", re.DOTALL)
 

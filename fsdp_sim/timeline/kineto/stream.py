@@ -11,14 +11,14 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from fsdp_sim.timeline.kineto.repair import repaired
-from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, refuse_beyond
+from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, Progress, refuse_beyond
 
 CHUNK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 64 << 20  # more without an end of an event is no trace
@@ -26,8 +26,6 @@ RECORD = (
     "record with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) and write with "
     "export_chrome_trace"
 )
-
-Progress = Callable[[int, int], None]
 
 
 class Raw(msgspec.Struct, gc=False):

@@ -13,12 +13,18 @@ from collections.abc import Callable
 from struct import Struct, error
 from typing import Any
 
+from fsdp_sim.timeline.limits import Progress
+
 _U2, _I4, _U4, _U8, _F8 = (Struct(code) for code in ("<H", "<i", "<I", "<Q", ">d"))
 _MARK = object()
+_TURN = 1 << 18  # instructions between two calls of ``progress``
 
 
-def read_plain_pickle(data: bytes) -> Any:
+def read_plain_pickle(data: bytes, progress: Progress | None = None) -> Any:
     """What a pickle holds, if it holds plain data.
+
+    Args:
+        progress: called with bytes read and bytes in all, now and then.
 
     Raises:
         ValueError: it imports, calls or makes anything else (the instruction is named, and what it would import), or is
@@ -30,7 +36,7 @@ def read_plain_pickle(data: bytes) -> Any:
         {'segments': [(1, 2.5, None)]}
     """
     try:
-        return _Machine(data).run()
+        return _Machine(data).run(progress)
     except (IndexError, error, TypeError, KeyError, UnicodeDecodeError):
         raise ValueError("is a pickle that is cut off or damaged; write it again") from None
 
@@ -41,17 +47,20 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
+    def run(self, progress: Progress | None = None) -> Any:
         data, stack, does = self.data, self.stack, _DOES
         while True:
-            code = data[self.at]
-            self.at += 1
-            if code == _STOP:
-                return stack.pop()
-            act = does.get(code)
-            if act is None:
-                raise ValueError(self._refusal(code))
-            act(self)
+            if progress:
+                progress(self.at, len(data))
+            for _ in range(_TURN):
+                code = data[self.at]
+                self.at += 1
+                if code == _STOP:
+                    return stack.pop()
+                act = does.get(code)
+                if act is None:
+                    raise ValueError(self._refusal(code))
+                act(self)
 
     def _refusal(self, code: int) -> str:
         import pickletools  # which only a refusal needs

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fsdp_sim.timeline.kinds import Memory
-from fsdp_sim.timeline.limits import MAX_BYTES, refuse_beyond, unzipped
+from fsdp_sim.timeline.limits import MAX_BYTES, Progress, refuse_beyond, unzipped
 from fsdp_sim.timeline.snapshot.blocks import AllocationMoment, Block, Frame
 from fsdp_sim.timeline.snapshot.plain_pickle import read_plain_pickle
 
@@ -204,11 +204,12 @@ def _int(of: dict[str, Any], name: str, missing: int | None = None) -> int:
     return found
 
 
-def load_snapshot(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Snapshot:
+def load_snapshot(path: str | Path, *, progress: Progress | None = None, max_bytes: int = MAX_BYTES) -> Snapshot:
     """Read a snapshot of CUDA's memory: the pickle that ``torch.cuda.memory._dump_snapshot`` writes, or the same as
     JSON; either may be gzipped. No pickle is run, see `read_plain_pickle`.
 
     Args:
+        progress: called with bytes read and bytes in all, unpacked, now and then; of JSON not at all.
         max_bytes: how much is read at most, unpacked.
 
     Raises:
@@ -218,7 +219,7 @@ def load_snapshot(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Snapshot:
     data = _bytes(Path(path), max_bytes)
     try:
         if data[:1] == b"\x80":
-            raw = read_plain_pickle(data)
+            raw = read_plain_pickle(data, progress)
         elif data.lstrip()[:1] == b"{":
             raw = msgspec.json.decode(data)
         else:
