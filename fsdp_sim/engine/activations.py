@@ -112,13 +112,6 @@ class ActivationChanges:
             self.handed_on = self.keeper = ""
         self.last, self.drops_logits = last_backward(program), drops_logits(program)
         self.staying = staying(program)
-        # Programs of which `edge` is the same share it
-        self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}
-
-    @property
-    def edge(self) -> tuple[object, ...]:
-        """What, beyond the work, decides what an operation changes."""
-        return self.policy, self.handed_on, self.keeper, self.last, self.drops_logits, self.staying
 
     @cached_property
     def held_bytes(self) -> int:
@@ -137,18 +130,11 @@ class ActivationChanges:
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[ActivationChange, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
-        # Equal blocks share their work, so what distinguishes two segments is little
-        again, back = segment in self.recomputed, segment in self.with_backward
-        edge = segment in (self.handed_on, self.keeper, self.last, self.drops_logits)
-        key = (op, id(self.work[segment]), again, back, made, edge, self.staying.of(segment))
-        found = self.known.get(key)
-        if found is None:
-            if op is Op.BWD:
-                changes = self._backward(segment, made)
-            else:
-                changes = self._forward(segment) if op is Op.FWD else self._recompute(segment)
-            found = self.known[key] = tuple(change for change in changes if change.bytes)
-        return found
+        if op is Op.BWD:
+            changes = self._backward(segment, made)
+        else:
+            changes = self._forward(segment) if op is Op.FWD else self._recompute(segment)
+        return tuple(change for change in changes if change.bytes)
 
     def offloaded(self, op: Op, segment: str) -> tuple[ActivationChange, ...]:
         """What a segment keeps goes, as it has been copied to the CPU, or comes back (``ALLOC``)."""

@@ -25,10 +25,12 @@ from fsdp_sim.engine.activations import (
 )
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, EventRows
-from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.schedule import Instruction, Kind, Program, policy_of
 from fsdp_sim.timeline import MEMORY, Memory, Op
 
 _ALLOC, _FREE, _OP = Kind.ALLOC, Kind.FREE, Kind.OP
+LARGEST_FOLD = 4  # pieces of a program in a layer
+Hill = tuple[int, int, int]  # of a piece `_hill`, and its slot
 _ACTIVATION, _UNSHARDED_GRAD = Memory.ACTIVATION, Memory.UNSHARDED_GRAD  # Python 3.11 is slow to look them up
 
 
@@ -93,11 +95,13 @@ class SizedChanges:
     Attributes:
         template: what follows of them from the program alone, which others share under the name ``shared``.
         of_slots: of each of its slots the changes of the operations.
+        hills: of each of its slots `_hill`.
     """
 
     program: Program = field(repr=False)
     template: ChangesTemplate = field(repr=False)
     of_slots: Sequence[Sequence[ActivationChange]] = field(repr=False)
+    hills: Sequence[tuple[int, int]] = field(repr=False)
     shared: tuple[object, ...] = field(repr=False)
 
     @cached_property
@@ -118,16 +122,18 @@ class SizedChanges:
 
     def most(self, before: int) -> int:
         """The most bytes alive at one moment, of which some are there before."""
-        hills = [_hill([one.bytes for one in some]) for some in self.of_slots]
-        most = live = before
-        for total, top, slot in self.template.hills:
-            if live + top > most:
-                most = live + top
-            live += total
-            total, top = hills[slot]
-            if live + top > most:
-                most = live + top
-            live += total
+        of_slots, most, live = self.hills, before, before
+        for hills, skipped in self.template.hills:
+            began = live
+            for total, top, slot in hills:
+                if live + top > most:
+                    most = live + top
+                live += total
+                total, top = of_slots[slot]
+                if live + top > most:
+                    most = live + top
+                live += total
+            live += skipped * (live - began)
         return most
 
 
@@ -135,6 +141,27 @@ def _hill(sizes: Iterable[int]) -> tuple[int, int]:
     """What some changes leave, and the most that is alive among them."""
     live = list(accumulate(sizes, initial=0))
     return live[-1], max(live)
+
+
+def _folded(hills: Sequence[Hill]) -> list[tuple[Sequence[Hill], int]]:
+    """The first and the last of layers that are alike, and after each so many that are skipped: of these none has more
+    alive than both.
+    """
+    found: list[tuple[Sequence[Hill], int]] = []
+    at = 0
+    while at < len(hills):
+        for period in range(1, LARGEST_FOLD + 1):
+            some, times = hills[at : at + period], 1
+            while hills[at + times * period : at + (times + 1) * period] == some:
+                times += 1
+            if times > 2:
+                found += [(some, times - 2), (some, 0)]
+                at += times * period
+                break
+        else:
+            found.append((hills[at : at + 1], 0))
+            at += 1
+    return found
 
 
 def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int = 0) -> SizedChanges:
@@ -151,22 +178,33 @@ def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int
     kinds = None if alike is None else kinds_of(program, alike)
     shared = kinds, staying(program), drops_logits(program)  # of the plan, where the program is that of others too
     template = program.once(("template", *shared), partial(_template, program, alike))
-    of_slots: list[tuple[ActivationChange, ...]] = [()] * len(template.slots)
+    of_slots: list[Sequence[ActivationChange]] = [()] * len(template.slots)
+    hills = [(0, 0)] * len(of_slots)
     if workload is not None:
-        activations = ActivationChanges(program, workload.work)
-        activations.known = workload.once(("changes", *activations.edge), dict)
-        of_slots = [
-            activations.of(*slot)
-            if slot.op in SEGMENT_OPS
-            else activations.offloaded(slot.op, slot.unit)
-            if slot.op in MEMORY
-            else ()
-            for slot in template.slots
-        ]
+        asked = "changes of slots", policy_of(program.plan), template.asked
+        known = workload.once(asked, partial(_of_slots, program, workload, template.slots))
+        of_slots, hills = known[0].copy(), known[1].copy()
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:
             of_slots[number] = tuple(for_a_moment(Memory.TEMPORARY, optimizer_bytes))
-    return SizedChanges(program, template, of_slots, shared)
+            hills[number] = 0, optimizer_bytes
+    return SizedChanges(program, template, of_slots, hills, shared)
+
+
+def _of_slots(
+    program: Program, workload: Workload, slots: Iterable[Slot]
+) -> tuple[list[Sequence[ActivationChange]], list[tuple[int, int]]]:
+    """The changes of the operations of some slots, and of each slot `_hill`."""
+    activations = ActivationChanges(program, workload.work)
+    changes: list[Sequence[ActivationChange]] = [
+        activations.of(*slot)
+        if slot.op in SEGMENT_OPS
+        else activations.offloaded(slot.op, slot.unit)
+        if slot.op in MEMORY
+        else ()
+        for slot in slots
+    ]
+    return changes, [_hill([one.bytes for one in some]) for some in changes]
 
 
 def _of_activations(i: Instruction) -> bool:
@@ -202,11 +240,16 @@ class ChangesPiece(NamedTuple):
 
 
 class ChangesTemplate(NamedTuple):
-    """The changes of memory of a program as far as they follow from it alone."""
+    """The changes of memory of a program as far as they follow from it alone.
+
+    Attributes:
+        asked: all that, beyond a workload and what checkpointing keeps, decides what the slots change.
+    """
 
     pieces: list[ChangesPiece]
     slots: list[Slot]
-    hills: list[tuple[int, int, int]]  # of each piece `_hill`, and its slot
+    asked: tuple[object, ...]
+    hills: list[tuple[Sequence[Hill], int]]  # `_folded`
 
 
 def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
@@ -257,4 +300,5 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
             what = (*kind_of, i.unit in edge, stays.of(i.unit), made)
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
-    return ChangesTemplate(pieces, slots, [(*_hill(piece.sizes), piece.slot) for piece in pieces])
+    asked = *edge, stays, *places, *slots
+    return ChangesTemplate(pieces, slots, asked, _folded([(*_hill(piece.sizes), piece.slot) for piece in pieces]))
