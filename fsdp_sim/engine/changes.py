@@ -176,8 +176,11 @@ def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int
     """
     alike = workload.alike if workload else None
     kinds = None if alike is None else kinds_of(program, alike)
-    shared = kinds, staying(program), drops_logits(program)  # of the plan, where the program is that of others too
-    template = program.once(("template", *shared), partial(_template, program, alike))
+    # of the plan, where the program is that of others too
+    shared = kinds and kinds.shape, staying(program), drops_logits(program)
+    template = program.once_for_all(("template", *shared), partial(_template, alike=alike))
+    if program.resized is not None:
+        template = program.once(("template", *shared), partial(_resized, program, template, alike))
     of_slots: list[Sequence[ActivationChange]] = [()] * len(template.slots)
     hills = [(0, 0)] * len(of_slots)
     if workload is not None:
@@ -244,11 +247,13 @@ class ChangesTemplate(NamedTuple):
 
     Attributes:
         asked: all that, beyond a workload and what checkpointing keeps, decides what the slots change.
+        grads: the instructions that allocate whole gradients.
     """
 
     pieces: list[ChangesPiece]
     slots: list[Slot]
     asked: tuple[object, ...]
+    grads: list[int]
     hills: list[tuple[Sequence[Hill], int]]  # `_folded`
 
 
@@ -262,6 +267,7 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
     numbers: list[int] = []
     categories: list[Memory] = []
     sizes: list[int] = []
+    all_grads: list[int] = []
     grads: list[tuple[int, int]] = []  # allocated whole gradients that the next operation, if a backward, makes
 
     def close(number: int, slot: Slot, what: object) -> None:
@@ -278,6 +284,7 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
             continue
         if kind is _ALLOC and i.category is _UNSHARDED_GRAD and alike is not None:
             grads.append((number, i.bytes))
+            all_grads.append(number)
             continue
         made = 0
         if grads:
@@ -301,4 +308,27 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
     asked = *edge, stays, *places, *slots
-    return ChangesTemplate(pieces, slots, asked, _folded([(*_hill(piece.sizes), piece.slot) for piece in pieces]))
+    return ChangesTemplate(pieces, slots, asked, all_grads, _hills_of(pieces))
+
+
+def _hills_of(pieces: Iterable[ChangesPiece]) -> list[tuple[Sequence[Hill], int]]:
+    return _folded([(*_hill(piece.sizes), piece.slot) for piece in pieces])
+
+
+def _resized(program: Program, template: ChangesTemplate, alike: Alike | None) -> ChangesTemplate:
+    """The template of a program, that of its shape being known."""
+    assert program.resized is not None
+    shape, keys, sizes = program.resized
+    own = [n_bytes for n_bytes, *_ in sizes]
+    if any(own[keys[number]] != shape.instructions[number].bytes for number in template.grads):
+        return _template(program, alike)  # of the slots' sizes, too
+    pieces = [
+        piece._replace(
+            sizes=[
+                own[keys[number]] if n_bytes > 0 else -own[keys[number]]
+                for number, n_bytes in zip(piece.numbers, piece.sizes, strict=True)
+            ]
+        )
+        for piece in template.pieces
+    ]
+    return template._replace(pieces=pieces, hills=_hills_of(pieces))

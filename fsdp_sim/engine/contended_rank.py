@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import cast
@@ -45,7 +44,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     now = cpu = 0.0
     reached = 0  # so many operations have been issued
     several = [k for k in order.computes if issue_s[k] > launch_s]  # of several kernels
-    stops = program.once(("stops of a loop over time", on_cpu), partial(_stops, order, on_cpu))
+    stops = program.once_for_all(("stops of a loop over time", on_cpu), lambda _: _stops(order, on_cpu))
     for stop in stops:
         if stop.issued > reached:  # the CPU issues
             some = slice(reached, stop.issued)

@@ -9,7 +9,7 @@ with rates that are constant in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fsdp_sim.engine.kinds import OpKinds, numbered
@@ -63,7 +63,7 @@ def rates_of(program: Program, contention: Contention, kinds: OpKinds) -> Rates:
     """The rates of a program's operations; kept with it where a contention of functions does not ask about units."""
 
     def made() -> Rates:
-        return Rates(contention, program.ops, kinds)
+        return Rates(contention, program, kinds)
 
     given = (
         contention.compute_slowdown_by_collective, contention.collective_slowdown_by_compute, contention.nic_share,
@@ -98,15 +98,14 @@ class Rates:
     """The rates of the operations that run at the same time on one rank. Copies in one direction of PCIe share it.
 
     Args:
-        ops: the operations of a program.
-        kinds: theirs. Operations of one kind differ in their units at most.
+        kinds: of the program's operations. Those of one kind differ in their units at most.
 
     Attributes:
         kind_of: of each operation a number. Those with the same one go at the same rate in the same company.
         known: what `of` has found so far.
     """
 
-    def __init__(self, contention: Contention, ops: Sequence[Instruction], kinds: OpKinds) -> None:
+    def __init__(self, contention: Contention, program: Program, kinds: OpKinds) -> None:
         self.compute_slowdown = contention.compute_slowdown_by_collective
         self.collective_slowdown = contention.collective_slowdown_by_compute
         self.nic_share = contention.nic_share
@@ -115,7 +114,7 @@ class Rates:
         self.per_unit = any(getattr(function, "per_unit", True) for function in functions)
         fields += ["bytes", "group_size"] if any(not getattr(f, "per_unit", True) for f in functions) else []
         if self.per_unit:
-            self.kind_of, self._first = numbered(ops, *fields, "unit")
+            self.kind_of, self._first = numbered(program.ops, *fields, "unit")
         else:
             self.kind_of, self._first = kinds.by(*fields)
         self._is_collective = [bool(i.communicator) for i in self._first]

@@ -72,7 +72,7 @@ class Dependencies:
     """What comes before each operation of a program, by one pass in issue order.
 
     Attributes:
-        ops: the operations; their number is their place here.
+        ops: the operations, of any sizes (`Program.shape`); their number is their place here.
         before: of each operation what it comes after, by why.
         stops: where the CPU waits.
 
@@ -195,7 +195,7 @@ def dependencies(program: Program, on_cpu: bool) -> Dependencies:
     Raises:
         ValueError: the program waits for an event that nothing has recorded.
     """
-    return program.once(("dependencies", on_cpu), partial(Dependencies, program, on_cpu))
+    return program.once_for_all(("dependencies", on_cpu), partial(Dependencies, on_cpu=on_cpu))
 
 
 def waits_on(program: Program, on_cpu: bool) -> list[tuple[int, ...]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import sub
 
 from fsdp_sim.engine.dependencies import shown_lane
 from fsdp_sim.engine.kinds import picker
 from fsdp_sim.engine.run import Run
+from fsdp_sim.schedule import Program
 from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
 
 
@@ -57,12 +59,13 @@ def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
     if len(ends) > 1:  # of operations of other steps nothing is left
         starts, stops = ([min(max(time, begin), end) for time in column] for column in (starts, stops))
-    comm, of_comm, of_compute = run.program.once(("comm and compute", run.on_cpu), lambda: _comm_and_compute(run))
+    what = "comm and compute", run.on_cpu
+    comm, of_comm, of_compute = run.program.once_for_all(what, partial(_comm_and_compute, on_cpu=run.on_cpu))
     begun, ended = of_compute(starts), of_compute(stops)
     idle = [(since, until) for since, until in zip([begin, *ended], [*begun, end]) if until > since]  # noqa: B905
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
-    ops, reached, at, last = run.ops, begin, 0, len(idle)
+    reached, at, last = begin, 0, len(idle)
     for start, stop, k in sorted(zip(of_comm(starts), of_comm(stops), comm, strict=True)):
         if start < reached:
             start = reached
@@ -76,8 +79,7 @@ def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
         while here < last and idle[here][0] < stop:
             since, until = idle[here]
             alone_s = (stop if stop < until else until) - (start if start > since else since)
-            i = ops[k]
-            by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
+            by_unit[comm[k]] = by_unit.get(comm[k], 0.0) + alone_s
             exposed_s += alone_s
             here += 1
     return Exposure(step_s, sum(map(sub, ended, begun)), comm_s, exposed_s, by_unit)
@@ -86,13 +88,13 @@ def _exposure(run: Run, step_s: float, step: int, rank: int) -> Exposure:
 _Pick = Callable[[Sequence[float]], Iterable[float]]
 
 
-def _comm_and_compute(run: Run) -> tuple[list[int], _Pick, _Pick]:
-    """The collectives; what picks them from a column, and what occupies the compute lane."""
-    comm: list[int] = []
+def _comm_and_compute(program: Program, on_cpu: bool) -> tuple[dict[int, tuple[Phase, str]], _Pick, _Pick]:
+    """The collectives, with their phase and unit; what picks them from a column, and what occupies the compute lane."""
+    comm: dict[int, tuple[Phase, str]] = {}
     compute: list[int] = []
-    for k, i in enumerate(run.ops):
+    for k, i in enumerate(program.ops):
         if i.op in COLLECTIVES:
-            comm.append(k)
-        elif shown_lane(i, run.on_cpu) is Lane.COMPUTE:
+            comm[k] = i.phase, i.unit
+        elif shown_lane(i, on_cpu) is Lane.COMPUTE:
             compute.append(k)
-    return comm, picker(comm), picker(compute)
+    return comm, picker(list(comm)), picker(compute)

@@ -7,6 +7,7 @@ What is asked of a cost model is asked once for each kind, and layers of one kin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from operator import itemgetter
 from typing import TypeVar
@@ -57,12 +58,20 @@ class OpKinds:
     Attributes:
         of: of each operation, in issue order, the number of its kind.
         first: of each kind the first operation.
+        shape: the kinds of `Program.shape`.
     """
 
     def __init__(self, ops: Sequence[Instruction], keys: Iterable[object]) -> None:
         self.of, self.first = _numbered(ops, keys)
+        self.shape = self
         self._pick = picker(self.of)
         self._by: dict[tuple[str, ...], Numbered] = {}
+
+    def resized(self, first: list[Instruction]) -> OpKinds:
+        """The same kinds where the first operation of each has other sizes."""
+        other = copy(self)
+        other.first, other._by = first, {}
+        return other
 
     def spread(self, values: Sequence[_T]) -> list[_T]:
         """Of one value for each kind one for each operation."""
@@ -78,13 +87,14 @@ class OpKinds:
 
 def stretches_of(program: Program, kinds: OpKinds) -> list[Stretch]:
     """Where operations of the same kinds, with the same dependencies, come again and again."""
-    return program.once(("stretches", kinds), lambda: stretches(kinds.of, dependencies(program, on_cpu=False)))
+    order = dependencies(program, on_cpu=False)
+    return program.once_for_all(("stretches", kinds.shape), lambda _: stretches(kinds.of, order))
 
 
 def marks_in(program: Program, kinds: OpKinds) -> dict[int, Stretch]:
     """An operation of each period of the stretches."""
     order = dependencies(program, on_cpu=False)
-    return program.once(("marks", kinds), lambda: marks_of(stretches_of(program, kinds), order))
+    return program.once_for_all(("marks", kinds.shape), lambda program: marks_of(stretches_of(program, kinds), order))
 
 
 def kinds_of(program: Program, alike: Alike) -> OpKinds:
@@ -94,12 +104,32 @@ def kinds_of(program: Program, alike: Alike) -> OpKinds:
         alike: operations of units that are alike are of one kind if they are the same operation of the same size in
             groups of the same size.
     """
-    return program.once(("kinds", tuple(alike), tuple(alike.values())), partial(_kinds, program, alike))
+    what = "kinds", tuple(alike), tuple(alike.values())
+    known = program.once_for_all(what, partial(_kinds, alike=alike))
+    return known if program.resized is None else program.once(what, partial(_resized, program, known, alike))
 
 
 def _kinds(program: Program, alike: Alike) -> OpKinds:
-    ops, units = program.ops, list(map(_UNIT, program.ops))
-    return OpKinds(ops, zip(map(_SIZE, ops), map(alike.get, units, units), strict=True))
+    return OpKinds(program.ops, _keys(program.ops, alike))
+
+
+def _keys(ops: Sequence[Instruction], alike: Alike) -> Iterable[object]:
+    units = list(map(_UNIT, ops))
+    return zip(map(_SIZE, ops), map(alike.get, units, units), strict=True)
+
+
+def _resized(program: Program, known: OpKinds, alike: Alike) -> OpKinds:
+    """The kinds of a program, those of its shape being known: the same, unless sizes that were equal no longer are, or
+    became so.
+    """
+    assert program.resized is not None
+    keys = program.resized.keys
+    place: dict[int, int] = {}
+    for kind, number in zip(known.of, program.numbers, strict=True):
+        if keys[place.setdefault(kind, number)] != keys[number]:
+            return _kinds(program, alike)
+    first = list(map(program.instruction, place.values()))
+    return known.resized(first) if len(set(_keys(first, alike))) == len(first) else _kinds(program, alike)
 
 
 def kinds_of_each(program: Program) -> OpKinds:

@@ -56,7 +56,7 @@ def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Conten
 class _Machine:
     def __init__(self, program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> None:
         self.program, self.costs, self.on_cpu = program, costs, on_cpu
-        self.rates = Rates(contention, costs.ops, costs.kinds)
+        self.rates = Rates(contention, program, costs.kinds)
         self.ranks = costs.ranks
         names = list(dict.fromkeys(i.communicator for i in costs.ops if i.communicator))
         self.number_of = {lane: n for n, lane in enumerate([*Lane, *(f"async {name}" for name in names)])}

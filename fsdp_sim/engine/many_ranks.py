@@ -41,7 +41,7 @@ def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
                 cpu = until
         return cpu
 
-    for k, i in enumerate(order.ops):
+    for k, i in enumerate(program.ops):
         cpu = stand_still(cpu, k)
         duration, cost = costs.seconds[k], costs.issue_s[k]
         start = cpu + (cost if i.communicator else earlier(cost, costs.launch_s))

@@ -99,7 +99,7 @@ class Run:
     @property
     def span_s(self) -> float:
         """When the last operation ends."""
-        return self.step_ends_s[-1] if self.ops else 0.0
+        return self.step_ends_s[-1] if self.columns.end_s else 0.0
 
     def of_rank(self, column: Sequence[Seconds], rank: int) -> list[float]:
         """One rank's entries of a column, as numbers."""

@@ -50,7 +50,7 @@ class OpCosts:
     """The cost of every operation of a program, in issue order.
 
     Attributes:
-        ops: the operations.
+        program: whose.
         seconds: how long each runs.
         issue_s: how long the CPU issues each.
         launch_s: how long the CPU issues one kernel. What takes longer to issue is several kernels.
@@ -59,13 +59,18 @@ class OpCosts:
         kinds: operations of one kind cost the same.
     """
 
-    ops: tuple[Instruction, ...]
+    program: Program = field(repr=False)
     seconds: Sequence[Seconds]
     issue_s: Sequence[Seconds]
     launch_s: float
     ranks: int
     per_rank: bool
     kinds: OpKinds = field(repr=False)
+
+    @property
+    def ops(self) -> tuple[Instruction, ...]:
+        """The operations."""
+        return self.program.ops
 
     def scaled(self, compute: float, network: float, cpu: float) -> OpCosts:
         """The same costs where compute, the collectives, or issuing and what the CPU computes itself take that many
@@ -105,7 +110,6 @@ def costs_of(
     """
     if not (isinstance(launch_s, int | float) and launch_s > 0):
         raise ValueError(f"launch_s is {launch_s!r}; it must be a number of seconds > 0")
-    ops = program.ops
     anew = any(getattr(given, "per_occurrence", False) for given in (durations, issue_s))
     kinds = kinds_of_each(program) if anew else kinds_of(program, alike)
     seconds, arrays = _ask(kinds, durations, "duration", copies_s)
@@ -113,7 +117,7 @@ def costs_of(
     if isinstance(issue_s, int | float):
         if not 0 <= issue_s < math.inf:
             raise ValueError(f"issue_s is {issue_s!r}; it must be a number of seconds >= 0")
-        issue = [float(issue_s)] * len(ops)
+        issue = [float(issue_s)] * len(kinds.of)
     else:
         issue, more = _ask(kinds, issue_s, "issue time", None)
         arrays += more
@@ -128,7 +132,7 @@ def costs_of(
                 f"the duration of {i.op} of unit {i.unit!r} has shape {value.shape}; it must be one number, or one "
                 f"per rank as shape ({ranks},)"
             )
-    return OpCosts(ops, seconds, issue, float(launch_s), ranks, bool(arrays), kinds)
+    return OpCosts(program, seconds, issue, float(launch_s), ranks, bool(arrays), kinds)
 
 
 Arrays = list[tuple[Instruction, Times]]

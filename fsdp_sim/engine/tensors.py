@@ -64,7 +64,7 @@ class Tensors(NamedTuple):
 
 def needs_times(program: Program) -> bool:
     """Whether it matters to the allocator when things happen: whether memory waits for other streams before it goes."""
-    return program.once("needs_times", lambda: any([i.kind is _RECORD_STREAM for i in program.instructions]))
+    return program.once_for_all("needs_times", lambda program: any([i.kind is _RECORD_STREAM for i in program]))
 
 
 def tensors(program: Program, work: Mapping[str, Work] | None, run: Run | None) -> Tensors:

@@ -226,13 +226,14 @@ class Sweep:
     def owners(self, start: int = 0) -> Iterator[int]:
         """Of each combination from a place on the process that simulates it.
 
-        Those that issue the same program all have one, which builds the program once; unless there are too few programs
-        to share them out evenly.
+        Those that issue the same program all have one, which builds the program once, if possible for all numbers of
+        GPUs; unless there are too few programs to share them out evenly.
         """
-        issued = [name not in NOT_ISSUED for name in self.vary]
         sizes = [len(values) for values in self.vary.values()]
-        if math.prod(itertools.compress(sizes, issued)) < LEAST_PROGRAMS * self.processes:
-            issued = [True] * len(sizes)
+        for alike in (NOT_ISSUED | {"gpus"}, NOT_ISSUED, frozenset[str]()):
+            issued = [name not in alike for name in self.vary]
+            if math.prod(itertools.compress(sizes, issued)) >= LEAST_PROGRAMS * self.processes:
+                break
         for places in itertools.islice(itertools.product(*map(range, sizes)), start, None):
             program = turn = 0  # the number of the program, and with each carry one more: no field decides alone
             for place, size in itertools.compress(zip(places, sizes, strict=True), issued):

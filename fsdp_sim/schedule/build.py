@@ -10,6 +10,7 @@ from fsdp_sim.schedule.ddp import build_ddp
 from fsdp_sim.schedule.fsdp1 import build_fsdp1
 from fsdp_sim.schedule.fsdp2 import build_fsdp2
 from fsdp_sim.schedule.program import Program
+from fsdp_sim.schedule.resized import resized
 from fsdp_sim.schedule.unit import Unit, root_of
 from fsdp_sim.schedule.zero import build_zero
 from fsdp_sim.spec import Plan
@@ -30,13 +31,16 @@ NOT_ISSUED = frozenset(
 _issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED | {"activation_checkpointing"}])
 MOST_KEPT = 200_000  # instructions of programs that are kept for those who ask again: some 100 MB
 
-_kept: dict[tuple[object, ...], tuple[Sequence[Unit], Program]] = {}  # the last to be asked for stands last
+_Kept = dict[tuple[object, ...], tuple[Sequence[Unit], Program]]  # the last to be asked for stands last
+_kept: _Kept = {}
+_shapes: _Kept = {}  # for some number of ranks: see `fsdp_sim.schedule.resized`
 
 
 def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:
     """The program that torch issues for these units under this plan.
 
-    It is built once for the same tuple of units and for plans that differ in nothing that is issued.
+    It is built once for the same tuple of units and for plans that differ in nothing that is issued; and for numbers of
+    ranks for which nothing but sizes differs.
 
     Args:
         units: exactly one root and its layers in execution order. The root is the first that has ``...`` in its
@@ -63,14 +67,23 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
     if not isinstance(units, tuple) or not isinstance(plan, Plan):  # which somebody may change meanwhile
         return _build(units, plan, world_size, steps)
     settings = (*_issued(plan), _computed_again(plan))
-    key = (id(units), world_size, steps, *settings, *map(type, (world_size, steps, *settings)))  # True is not 1
+    issued = (id(units), steps, *settings, *map(type, (world_size, steps, *settings)))  # True is not 1
+    key = world_size, *issued
     found = _kept.pop(key, None)
     if found is None:
-        found = units, _build(units, plan, world_size, steps)
-        while _kept and sum([len(program) for _, program in _kept.values()]) + len(found[1]) > MOST_KEPT:
-            del _kept[next(iter(_kept))]
+        alike = _shapes.pop(issued, None)
+        made = alike and resized(alike[1], plan, world_size, steps, _build)
+        found = units, made or _build(units, plan, world_size, steps)
+        _make_room(_shapes)
+        _shapes[issued] = alike if alike and made else found
+        _make_room(_kept)
     _kept[key] = found
     return found[1].for_plan(plan)
+
+
+def _make_room(kept: _Kept) -> None:
+    while sum([len(program) for _, program in kept.values()]) > MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _computed_again(plan: Plan) -> int | str | None:

@@ -112,7 +112,7 @@ def in_short(plan: Plan) -> Plan:
 def _same(sim: Simulation, other: Simulation) -> bool:
     """Whether two simulations have nothing apart. What most settings change, and what needs no replay, comes first."""
     return (
-        sim.program.instructions == other.program.instructions
+        sim.program.issues_as(other.program)
         and sim.peak_memory_bytes == other.peak_memory_bytes
         and sim.host_memory_bytes == other.host_memory_bytes
         and sim.step_time_s == other.step_time_s
