@@ -29,9 +29,13 @@ _ALONE = [1.0]
 def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     order, launch_s, inf = dependencies(program, on_cpu), costs.launch_s, math.inf
-    seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
+    seconds, issue_of = cast(Sequence[float], costs.seconds), cast(tuple[float, ...], costs.issue_of)
     if costs.per_rank:  # arrays of one entry
-        seconds, issue_s = [[at_rank(value, 0) for value in given] for given in (costs.seconds, costs.issue_s)]
+        seconds, issue_of = [tuple([at_rank(value, 0) for value in given]) for given in (seconds, issue_of)]
+    issuing = program.once_for_all(
+        ("issuing", on_cpu, costs.kinds.shape, issue_of, launch_s),
+        lambda _: _Issuing(order, costs.kinds.spread(issue_of), launch_s),
+    )
     rates = rates_of(program, contention, costs.kinds)
     kind_of, known_rates = rates.kind_of, rates.known
     flight = Flight.before(order, seconds)
@@ -43,17 +47,14 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0
     reached = 0  # so many operations have been issued
-    several = [k for k in order.computes if issue_s[k] > launch_s]  # of several kernels
     stops = program.once_for_all(("stops of a loop over time", on_cpu), lambda _: _stops(order, on_cpu))
     for stop in stops:
         if stop.issued > reached:  # the CPU issues
             some = slice(reached, stop.issued)
-            began = list(accumulate(issue_s[some], initial=cpu))
-            cpu = began[-1]
-            clocks[some] = issued[some] = began[1:]
-            for k in several[bisect_left(several, reached) : bisect_left(several, stop.issued)]:
-                issued[k] = began[k - reached] + launch_s
-                floor[k] = clocks[k] + seconds[k] * launch_s / issue_s[k]
+            issued[some], clocks[some] = issuing.issued(reached, stop.issued, cpu)
+            cpu = clocks[stop.issued - 1]
+            for k in issuing.several(reached, stop.issued):
+                floor[k] = clocks[k] + seconds[k] * launch_s / issuing.issue_s[k]
             k = missing.find(0, reached, stop.issued)
             while k >= 0:
                 heappush(due, (issued[k], k))
@@ -128,6 +129,36 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 clocks[reached - 1] = now
             cpu = now
     return OpTimes(issued, clocks, starts, until, blocks, late)
+
+
+class _Issuing:
+    """How the CPU issues the operations of a program.
+
+    Attributes:
+        issue_s: how long it issues each.
+    """
+
+    def __init__(self, order: Dependencies, issue_s: list[float], launch_s: float) -> None:
+        self.issue_s, self._launch_s = issue_s, launch_s
+        self._several = [k for k in order.computes if issue_s[k] > launch_s]
+        self._at_once = self._issued(0, len(issue_s), 0.0)
+
+    def several(self, first: int, end: int) -> list[int]:
+        """The operations of several kernels."""
+        return self._several[bisect_left(self._several, first) : bisect_left(self._several, end)]
+
+    def issued(self, first: int, end: int, cpu: float) -> tuple[list[float], list[float]]:
+        """When some operations are issued, one after the other, and the CPU's clock after each."""
+        if not first and not cpu:
+            return self._at_once[0][:end], self._at_once[1][:end]
+        return self._issued(first, end, cpu)
+
+    def _issued(self, first: int, end: int, cpu: float) -> tuple[list[float], list[float]]:
+        began = list(accumulate(self.issue_s[first:end], initial=cpu))
+        issued = began[1:]
+        for k in self.several(first, end):
+            issued[k - first] = began[k - first] + self._launch_s
+        return issued, began[1:]
 
 
 def _stops(order: Dependencies, on_cpu: bool) -> list[Stop]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import mul
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -52,7 +53,7 @@ class OpCosts:
     Attributes:
         program: whose.
         seconds: how long each runs.
-        issue_s: how long the CPU issues each.
+        issue_of: how long the CPU issues one of each kind.
         launch_s: how long the CPU issues one kernel. What takes longer to issue is several kernels.
         ranks: how many columns an array has.
         per_rank: whether any cost is an array.
@@ -61,7 +62,7 @@ class OpCosts:
 
     program: Program = field(repr=False)
     seconds: Sequence[Seconds]
-    issue_s: Sequence[Seconds]
+    issue_of: tuple[Seconds, ...]
     launch_s: float
     ranks: int
     per_rank: bool
@@ -71,6 +72,11 @@ class OpCosts:
     def ops(self) -> tuple[Instruction, ...]:
         """The operations."""
         return self.program.ops
+
+    @cached_property
+    def issue_s(self) -> list[Seconds]:
+        """How long the CPU issues each."""
+        return self.kinds.spread(self.issue_of)
 
     def scaled(self, compute: float, network: float, cpu: float) -> OpCosts:
         """The same costs where compute, the collectives, or issuing and what the CPU computes itself take that many
@@ -88,7 +94,7 @@ class OpCosts:
         return replace(
             self,
             seconds=list(map(mul, self.seconds, self.kinds.spread(of_kinds))),
-            issue_s=[s * cpu for s in self.issue_s] if cpu != 1.0 else self.issue_s,
+            issue_of=tuple([s * cpu for s in self.issue_of]) if cpu != 1.0 else self.issue_of,
             launch_s=self.launch_s * cpu,
         )
 
@@ -113,11 +119,11 @@ def costs_of(
     anew = any(getattr(given, "per_occurrence", False) for given in (durations, issue_s))
     kinds = kinds_of_each(program) if anew else kinds_of(program, alike)
     seconds, arrays = _ask(kinds, durations, "duration", copies_s)
-    issue: list[Seconds]
+    issue: Sequence[Seconds]
     if isinstance(issue_s, int | float):
         if not 0 <= issue_s < math.inf:
             raise ValueError(f"issue_s is {issue_s!r}; it must be a number of seconds >= 0")
-        issue = [float(issue_s)] * len(kinds.of)
+        issue = [float(issue_s)] * len(kinds.first)
     else:
         issue, more = _ask(kinds, issue_s, "issue time", None)
         arrays += more
@@ -132,14 +138,14 @@ def costs_of(
                 f"the duration of {i.op} of unit {i.unit!r} has shape {value.shape}; it must be one number, or one "
                 f"per rank as shape ({ranks},)"
             )
-    return OpCosts(program, seconds, issue, float(launch_s), ranks, bool(arrays), kinds)
+    return OpCosts(program, kinds.spread(seconds), tuple(issue), float(launch_s), ranks, bool(arrays), kinds)
 
 
 Arrays = list[tuple[Instruction, Times]]
 
 
 def _ask(kinds: OpKinds, given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Arrays]:
-    """One entry per operation, and those that are arrays. Each kind of operation is asked for once."""
+    """One entry per kind of operation, and those that are arrays."""
     values: list[Any]
     if callable(given):
         values = [given(i) for i in kinds.first]
@@ -151,7 +157,7 @@ def _ask(kinds: OpKinds, given: Given, what: str, copies_s: float | None) -> tup
             checked = values[number] = _checked(value, kinds.first[number], what)
             if not isinstance(checked, float):
                 arrays.append((kinds.first[number], checked))
-    return kinds.spread(values), arrays
+    return values, arrays
 
 
 def _named(

@@ -29,17 +29,22 @@ def state_bytes(units: Sequence[Unit], plan: Plan, world_size: int) -> dict[tupl
     by_param = plan.api == "fsdp2"
     whole = plan.api in ("ddp", "zero1", "zero2")
     of_muon = {id(p) for _, p in matrices(units)} if plan.optimizer == "muon" else set()
+    known: dict[tuple[int, bool], tuple[int, int]] = {}  # layers often share their parameters' descriptions
     for unit in units:
-        kept = states = 0
-        own = mesh_of_unit(unit, mesh, plan)
-        for p in unit.params:
-            n_bytes = p.bytes
-            if by_param:
-                n_bytes = own.padded_numel(p) * own.expert_parallel * DTYPE_BYTES[p.dtype]
-            kept += n_bytes
-            if p.requires_grad:
-                optimizer = OPTIMIZERS["adamw" if plan.optimizer == "muon" and id(p) not in of_muon else plan.optimizer]
-                states += _beside(optimizer, n_bytes, DTYPE_BYTES[p.dtype], shards)
+        alike = id(unit.params), unit.exchange is None
+        if alike not in known:
+            kept = states = 0
+            own = mesh_of_unit(unit, mesh, plan)
+            for p in unit.params:
+                n_bytes = p.bytes
+                if by_param:
+                    n_bytes = own.padded_numel(p) * own.expert_parallel * DTYPE_BYTES[p.dtype]
+                kept += n_bytes
+                if p.requires_grad:
+                    of = "adamw" if plan.optimizer == "muon" and id(p) not in of_muon else plan.optimizer
+                    states += _beside(OPTIMIZERS[of], n_bytes, DTYPE_BYTES[p.dtype], shards)
+            known[alike] = kept, states
+        kept, states = known[alike]
         sizes = {
             Memory.SHARDED: (kept if whole else -(-kept // shards)) + unit.buffer_bytes,
             Memory.OPTIMIZER: -(-states // shards),
