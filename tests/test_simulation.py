@@ -37,6 +37,26 @@ def test_a_name_dimensions_and_a_workload_are_the_same_request():
     assert simulate(workload(Model.preset("gpt2-124m"), PLAN), CLUSTER, PLAN).step_time_s == by_name
 
 
+@pytest.mark.parametrize("api", ["fsdp2", "fsdp1"])
+def test_a_prediction_is_the_same_whatever_was_asked_before(api):
+    """Programs for two numbers of GPUs share what follows from more than sizes."""
+
+    def model(name):  # units of one name are another model's
+        return Model(name, n_layer=8, n_head=4, d_model=128, d_ffn=512, vocab=1000)
+
+    plan = replace(PLAN, api=api, activation_checkpointing="full", grad_accum=2)
+    before = simulate(model("asked before"), CLUSTER, plan)
+    assert before.step_time_s and before.peak_memory_bytes
+    asked, alone = (simulate(model(name), replace(CLUSTER, gpus=64), plan) for name in ("asked before", "alone"))
+
+    assert asked.program.shape.world_size == (16 if api == "fsdp2" else 64)
+    assert (asked.step_time_s, asked.exposure) == (alone.step_time_s, alone.exposure)
+    assert asked.peak_memory_bytes == alone.peak_memory_bytes
+    assert asked.program.state_bytes == alone.program.state_bytes
+    assert asked.memory.reserved_bytes == alone.memory.reserved_bytes
+    assert list(asked.timeline.events) == list(alone.timeline.events)
+
+
 def test_ranks_that_do_not_differ_take_the_time_of_one():
     one = simulate("gpt2-124m", CLUSTER, PLAN).step_time_s
 

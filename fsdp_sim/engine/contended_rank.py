@@ -36,6 +36,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
         ("issuing", on_cpu, costs.kinds.shape, issue_of, launch_s),
         lambda _: _Issuing(order, costs.kinds.spread(issue_of), launch_s),
     )
+    issue_s = issuing.issue_s
     rates = rates_of(program, contention, costs.kinds)
     kind_of, known_rates = rates.kind_of, rates.known
     flight = Flight.before(order, seconds)
@@ -54,7 +55,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             issued[some], clocks[some] = issuing.issued(reached, stop.issued, cpu)
             cpu = clocks[stop.issued - 1]
             for k in issuing.several(reached, stop.issued):
-                floor[k] = clocks[k] + seconds[k] * launch_s / issuing.issue_s[k]
+                floor[k] = clocks[k] + seconds[k] * launch_s / issue_s[k]
             k = missing.find(0, reached, stop.issued)
             while k >= 0:
                 heappush(due, (issued[k], k))
