@@ -228,13 +228,15 @@ def print_explained(found: ExplainResult) -> None:
     console.print(table)
     if not found.is_explained:
         console.print("None of them, alone or in pairs, accounts for the numbers: each is more than 2 σ off.")
+    looked_at = found.decides["what"] if found.decides else None
     for number, account in enumerate(found.accounts[:2], 1):
         for check in account.check:
-            console.print(f"To see {number}: {check}", markup=False, soft_wrap=True)
+            if check != looked_at:
+                console.print(f"To see {number}: {check}", markup=False, soft_wrap=True)
     if found.decides:
         next_ = found.decides
         console.print(
-            f"What decides between 1 and 2: {next_['what']}. 1 predicts {next_['first']}, 2 {next_['second']}.",
+            f"What decides between 1 and 2: {next_['what']}. Under 1: {next_['first']}; under 2: {next_['second']}.",
             markup=False, soft_wrap=True,
         )  # fmt: skip
 

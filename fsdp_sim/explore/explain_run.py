@@ -29,6 +29,7 @@ BAD = 2.0
 LIKELY = 0.05
 MOST_PAIRED = 6  # of the likeliest suspects each is tried with every other
 FREEDOM = 4.0  # of Student's t: a number that is far off rules a suspect out less than in a normal distribution
+T80 = 1.5332  # of that distribution what `Z80` is of the normal one, so that both put four of five in an interval
 ASIDE = "what the configuration says"
 
 
@@ -84,18 +85,18 @@ class Account:
 
 
 class NextMeasurement(NamedTuple):
-    """The number that tells two accounts apart best.
+    """What tells two accounts apart best.
 
     Attributes:
-        what: to measure.
+        what: to measure, or to look at.
         first, second: what either predicts, in words.
-        apart: by how many standard deviations.
+        apart: by how many standard deviations of a number; None for a look, which says outright which of them is so.
     """
 
     what: str
     first: str
     second: str
-    apart: float
+    apart: float | None
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,17 @@ class RunExplained:
 
     @cached_property
     def decides(self) -> NextMeasurement | None:
-        """None where there is one account alone, or nothing that could be measured tells the first two apart."""
+        """A number, if one tells the first two apart by `BAD` standard deviations; else what to look at in the run.
+
+        None where there is one account alone.
+        """
         if len(self.accounts) < 2:
             return None
-        return next_measurement(self.accounts[0], self.accounts[1], self.measured, self.options)
+        first, second = self.accounts[:2]
+        number = next_measurement(first, second, self.measured, self.options)
+        return (
+            number if number is not None and number.apart is not None and number.apart >= BAD else look(first, second)
+        )
 
 
 def explain_run(
@@ -223,7 +231,8 @@ def _of_time(sim: Simulation) -> float:
 
 def _weight(account: Account) -> float:
     """The logarithm of how likely the numbers are, times how likely the suspects are beforehand."""
-    of_numbers = sum(-(FREEDOM + 1) / 2 * math.log1p(z * z / FREEDOM) for z in account.off.values())
+    of_t = [off * T80 / Z80 for off in account.off.values()]
+    of_numbers = sum(-(FREEDOM + 1) / 2 * math.log1p(t * t / FREEDOM) for t in of_t)
     wide = [_of_time(account.sim)] if "step_time_s" in account.off else []
     return of_numbers - sum(map(math.log, wide)) + sum(math.log(suspect.prior) for suspect in account.by)
 
@@ -237,6 +246,18 @@ def next_measurement(
     """Of the numbers that one can measure of the same run, the one that tells two accounts apart best."""
     found = [one for one in _measurements(first, second, measured, options) if one is not None and one.apart > 1]
     return max(found, key=lambda one: one.apart, default=None)
+
+
+def look(first: Account, second: Account) -> NextMeasurement | None:
+    """Where one sees at once which of two accounts is so: at a setting that they have otherwise."""
+    one, other = ({suspect.name: suspect for suspect in account.by} for account in (first, second))
+    for name in one | other:
+        mine, theirs = one.get(name), other.get(name)
+        if mine != theirs and (shown := mine or theirs):
+            return NextMeasurement(
+                shown.check, *(ASIDE if suspect is None else suspect.what for suspect in (mine, theirs)), apart=None
+            )
+    return None
 
 
 def _measurements(

@@ -2,7 +2,8 @@
 
 Each is a change of the request with the words for it and the line that settles it. How likely each is beforehand was
 not counted anywhere: one in ten for what defaults and other layers of software set without being asked, one in twenty
-for the rest, one in a hundred for kernels that are gone from new software. What is measured decides.
+for the rest, one in a hundred for kernels that are gone from new software; where one suspect is tried with several
+amounts (a network slower by 2, 4, ...), these share it. What is measured decides.
 """
 
 from __future__ import annotations
@@ -167,12 +168,15 @@ def _of_hardware(cluster: Cluster) -> Iterator[Suspect]:
         where = "between nodes" if between else "between the GPUs of the node"
         test = f"the bandwidth of all_gather_perf (nccl-tests) {where}, or of one all-gather in a profile"
         for by in SLOWER_WIRE:
-            yield Suspect("wire", f"the network {where} carries 1/{by} of its nominal rate", test, OFTEN, _wire(by))
+            yield Suspect(
+                "wire", f"the network {where} carries 1/{by} of its nominal rate", test,
+                OFTEN / len(SLOWER_WIRE), _wire(by),
+            )  # fmt: skip
     for factor in SLOWER_COMPUTE:
         yield Suspect(
             "compute", f"the slowest rank computes {factor:g} times as long, and all wait for it",
-            "the duration of one block's forward on each rank's profile, and nvidia-smi's clocks", SELDOM,
-            _compute(factor),
+            "the duration of one block's forward on each rank's profile, and nvidia-smi's clocks",
+            SELDOM / len(SLOWER_COMPUTE), _compute(factor),
         )  # fmt: skip
 
 

@@ -220,14 +220,15 @@ class ExplainResult(msgspec.Struct, kw_only=True):
         measured: what the log says, in seconds and bytes.
         is_explained: whether one that is at all likely predicts each number to within two standard deviations.
         decides: the measurement that tells the first two apart best: ``what``, what either predicts (``first``,
-            ``second``), and by how many standard deviations they are ``apart``; null where none does.
+            ``second``), and by how many standard deviations they are ``apart``, null where it is a look that says it
+            outright; null where there is one account alone.
         simulations: how many accounts were simulated.
     """
 
     measured: dict[str, float]
     is_explained: bool
     accounts: list[RunAccount]
-    decides: dict[str, str | float] | None
+    decides: dict[str, str | float | None] | None
     simulations: int
     notes: list[str]
 
