@@ -11,14 +11,19 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """A keyword of a call, or a key of a table: where it and its parts stand, in bytes of UTF-8."""
+    """A keyword of a call, or a key of a table: where it and its parts stand, in bytes of UTF-8, and in which of them:
+    of ``call(**table)`` the keys are the call's too."""
 
     name: str
     start: int
     end: int
     key_end: int
     value: ast.expr
-    is_quoted: bool
+    of: ast.Call | ast.Dict
+
+    @property
+    def is_quoted(self) -> bool:
+        return isinstance(self.of, ast.Dict)
 
 
 class CallText:
@@ -57,11 +62,11 @@ class CallText:
     def remove(self, path: tuple[str, ...]) -> None:
         """Take out a key with its value, and with its lines where it has them for itself; if it is there."""
         *above, key = path
-        entries = self._entries(self._at(tuple(above)))
-        at = next((n for n, one in enumerate(entries) if one.name == key), None)
-        if at is None:
+        own = next((one for one in self._entries(self._at(tuple(above))) if one.name == key), None)
+        if own is None:
             return
-        data, own = self.text.encode(), entries[at]
+        entries = [one for one in self._entries(own.of) if one.of is own.of]
+        at, data = entries.index(own), self.text.encode()
         line = data.rfind(b"\n", 0, own.start) + 1
         after = re.compile(rb"[ \t]*,?[ \t]*(#[^\n]*)?\r?\n").match(data, own.end)
         if after and not data[line : own.start].strip():
@@ -85,14 +90,18 @@ class CallText:
         found = []
         if isinstance(node, ast.Call):
             for word in node.keywords:
+                start, end = self._span(word)
                 if word.arg is not None:
-                    start, end = self._span(word)
-                    found.append(Entry(word.arg, start, end, start + len(word.arg.encode()), word.value, False))
+                    found.append(Entry(word.arg, start, end, start + len(word.arg.encode()), word.value, node))
+                elif isinstance(word.value, ast.Name):
+                    found += self._entries(_given(ast.parse(self.text), word.value.id))
+                else:
+                    found += self._entries(word.value)
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(key.value, str):
                     start, key_end = self._span(key)
-                    found.append(Entry(key.value, start, self._span(value)[1], key_end, value, True))
+                    found.append(Entry(key.value, start, self._span(value)[1], key_end, value, node))
         return found
 
     def _append(self, table: ast.expr | None, name: str, value: Any) -> None:
@@ -105,7 +114,7 @@ class CallText:
             self._put(end, end, new)
             return
         last = max(self._span(one)[1] for one in parts)
-        entries = self._entries(table)
+        entries = [one for one in self._entries(table) if one.of is table]
         line = data.rfind(b"\n", 0, entries[-1].start) + 1 if entries else 0
         indent = data[line : entries[-1].start] if entries else b"x"
         apart = line > start and not indent.strip()

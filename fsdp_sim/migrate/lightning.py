@@ -96,6 +96,8 @@ class Strategies(Change):
         checkpointed = ""
         for name, node in given.items():
             text = script.code(node)
+            if text == "None":  # as if it were not given
+                continue
             if name == "sharding_strategy" and _word(node).upper() in KEEPS:
                 script.plan["sharding_strategy"] = _word(node).upper()
                 found.arguments |= {"reshard_after_forward": said} if (said := KEEPS[_word(node).upper()]) else {}
@@ -117,9 +119,9 @@ class Strategies(Change):
                     "parallelism. Make this one with init_device_mesh in shard, and give it to fully_shard.", must=True,
                 )  # fmt: skip
                 found.refused = True
-            elif api == "ddp" and name in DDP_SAYS and text not in ("False", "None"):
+            elif api == "ddp" and name in DDP_SAYS and text != "False":
                 script.look(node, DDP_SAYS[name])
-            elif api == "fsdp1" and name in READERS and text != "None":
+            elif api == "fsdp1" and name in READERS:
                 READERS[name](script, found, node)
             elif api == "fsdp1" and name in OF_FABRIC:
                 script.look(node, f"{name}={text[:40]}: {OF_FABRIC[name]}", must=name != "accelerator")

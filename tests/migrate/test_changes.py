@@ -309,6 +309,7 @@ class Block(nn.Module): ...
             "FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block})",
             "if isinstance(module, CheckpointWrapper):",
         ),
+        ("FSDPStrategy(activation_checkpointing_policy=None, device_mesh=None)", "fully_shard(model"),
         ("'ddp'", "broadcast_from_rank0=True"),
     ],
 )
@@ -318,6 +319,7 @@ def test_a_strategy_of_lightning(given, becomes):
     assert becomes in found.new
     assert "FSDPStrategy" not in found.new
     assert found.by_hand == []
+    assert "isinstance(module, None)" not in found.new
     assert compile(found.new, "train.py", "exec")
 
 

@@ -212,6 +212,20 @@ args = TrainingArguments(
     )
 
 
+def test_keys_that_a_call_takes_from_tables_are_changed_in_these(tmp_path):
+    """Beside them they would be given twice, which Python refuses."""
+    text = """\
+common = dict(output_dir="o", bf16=True)
+more = {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 1}, "seed": 1}
+args = TrainingArguments(**common, **more, **{"fsdp_min_num_params": 1000}, save_steps=2)
+"""
+    new = migrated(tmp_path, text, "args.py").new
+
+    assert 'common = dict(output_dir="o", bf16=True)\nmore = {"fsdp": True, "fsdp_config": {"version": 2, ' in new
+    assert '"seed": 1}\nargs = TrainingArguments(**common, **more, **{' in new
+    assert new.endswith("save_steps=2)\n")
+
+
 def test_adapters_beside_the_arguments_stay_as_they_are(tmp_path):
     lora = "adapters = LoraConfig(r=4)\n"
 
