@@ -23,6 +23,7 @@ TOP = "top"
 MOST_SHOWN = 200  # characters of a value in a message
 PLACEHOLDER = re.compile(r"\$\{|\$[A-Za-z_]|\{\{")  # what a shell, a template or a resolver fills in
 MOST_NAMES = 20  # keys in a message that has no nearest one
+ALIKE = 0.88  # of two keys, from which on one is the other, written wrongly
 
 
 class Unread(NamedTuple):
@@ -67,6 +68,7 @@ class Schema(NamedTuple):
         open: sections that take whatever a class takes that the file names; a key that is not known stands beside.
         interpolates: ``${a.b}`` names another value of the file.
         along: calls that say nothing of a step without those beside which they stand.
+        shared: a key that shows that a file is read by a script, into classes of its own beside the package's.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Schema(NamedTuple):
     open: frozenset[str] = frozenset()
     interpolates: bool = False
     along: frozenset[str] = frozenset()
+    shared: str = ""
 
     @property
     def understood(self) -> int:
@@ -124,6 +127,7 @@ def schema_of(name: str) -> Schema:
         table["name"], table["package"], table["source"], tuple(table.get("signs", ())), table.get("calls", {}),
         sections, prefixes, table.get("alone", ""), earlier | table.get("earlier", {}),
         frozenset(opened), table.get("interpolates", False), frozenset(table.get("along", ())),
+        table.get("shared", ""),
     )  # fmt: skip
 
 
@@ -136,6 +140,7 @@ class Keys:
         read: keys that were asked for and given.
         remarks: what a reader has to say besides.
         sections: those that are given.
+        others: keys at the top that the package does not have, of a file that it shares with a script.
     """
 
     def __init__(self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = ()) -> None:
@@ -145,9 +150,18 @@ class Keys:
         self.remarks: list[str] = []
         self.given: dict[str, Any] = {}
         self.sections: set[str] = set()
+        self.others: dict[str, Any] = {}
         self._checked: list[str] = []
         self._variables = variables
+        self._is_shared = schema.shared in tree and not where.endswith(".py")
         self.add(TOP, tree)
+        if self.others:
+            names = shortened(", ".join(self.others), MOST_SHOWN)
+            self.remarks.append(
+                f"{schema.package} has none of these keys of {self.file}: {names}. They are taken to be its script's "
+                f"own, as HfArgumentParser gives them to classes beside the package's, and are not read: what they say "
+                f"of the step give as options beside the file."
+            )
 
     def add(self, section: str, tree: Mapping[str, Any]) -> None:
         """Take the keys of a section, and of those inside of it.
@@ -172,6 +186,8 @@ class Keys:
                     raise self._unread(dotted, value, "a table")
                 if value is not None:
                     raise self.wrong(dotted, value, "a table")
+            elif section == TOP and self._is_shared and not nearest(name, known, cutoff=ALIKE):
+                self.others[name] = value
             elif section in self.schema.open or (section == TOP and name in self._variables):
                 self._take(dotted, Key(), value)
             else:

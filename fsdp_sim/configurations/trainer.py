@@ -12,6 +12,7 @@ from typing import Any
 from fsdp_sim.configurations.adapters import plan_of_calls
 from fsdp_sim.configurations.deepspeed import deepspeed_of
 from fsdp_sim.configurations.keys import Keys
+from fsdp_sim.configurations.loaded import chunked_loss
 from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.texts import text_of_file, tree_of
@@ -26,7 +27,10 @@ OPTIMIZERS = {  # get_optimizer_cls_and_kwargs of transformers.trainer_optimizer
 
 
 def read(keys: Keys, asked: Asked) -> Said:
-    return Said(plan=plan_of_arguments(keys, asked, {}) | plan_of_calls(keys))
+    plan = plan_of_arguments(keys, asked, {}) | plan_of_calls(keys)
+    if keys["use_liger_kernel"]:
+        plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", 1024))
+    return Said(plan=plan, model=keys["model_name_or_path"])
 
 
 def plan_of_arguments(

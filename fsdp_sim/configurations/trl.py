@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fsdp_sim.configurations.adapters import lora_plan, plan_of_calls
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import dims_of
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of
 from fsdp_sim.configurations.said import Asked, Said, dtype_of
 from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 
@@ -20,6 +20,13 @@ def read(keys: Keys, asked: Asked) -> Said:
         keys.remarks.append(
             f"max_length of {keys.file} is null: nothing is cut off, so --seq-len says how long a sequence is."
         )
+    if keys.others:
+        keys.remarks.append(
+            f"If the script of {keys.file} trains with transformers' Trainer, give --config-format trainer: bf16, "
+            f"checkpointing and max_length have defaults of their own in TRL."
+        )
+    if keys["use_liger_kernel"]:
+        plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", plan["seq_len"] or 1024))
     if "beta" in keys and ("max_prompt_length" in keys or "loss_type" in keys or "precompute_ref_log_probs" in keys):
         keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
     if keys["attn_implementation"] == "eager":
