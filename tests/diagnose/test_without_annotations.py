@@ -55,6 +55,48 @@ def test_steps_are_told_apart_by_the_optimizer(tmp_path: Path) -> None:
     assert "fully_shard" not in found.culprits[0].advice[0]
 
 
+SYMMETRIC = {
+    "AllGather": "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)",
+    "ReduceScatter": "void c10d::(anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(unsigned int**)",
+}
+
+
+def test_kernels_that_communicate_without_nccl_are_no_compute(tmp_path: Path) -> None:
+    run = plain.PlainRank(arguments=False)
+    plain.sharded(run, ahead=0)
+    trace = run.trace()
+    for event in trace["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["name"] = next((new for old, new in SYMMETRIC.items() if old in event["name"]), event["name"])
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+
+    found = diagnose(read_timeline(tmp_path / "rank0.json"))
+    assert found.culprits[0].culprit is Culprit.IN_LINE
+    assert found.culprits[0].idle_s == pytest.approx(14 * 0.5e-3, rel=0.1)
+    assert {cost.op for cost in found.collectives} == {"ALL_TO_ALL", "ALL_REDUCE"}
+
+
+def test_steps_are_told_apart_by_the_optimizer_where_autograd_left_no_trace(tmp_path: Path) -> None:
+    run = plain.PlainRank()
+    plain.megatron(run, steps=3)
+    trace = run.trace()
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if not e["name"].startswith("autograd::")]
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+
+    assert read_timeline(tmp_path / "rank0.json").steps == (0, 1, 2)
+
+
+def test_of_a_run_of_many_ranks_nothing_says_that_it_ran_on_one_device(tmp_path: Path) -> None:
+    run = plain.PlainRank()
+    plain.late(run)
+    trace = run.trace()
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if "nccl" not in e["name"] and "c10d" not in e["name"]]
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+
+    with pytest.raises(ValueError, match="it says that there were 8 ranks, so nothing was exchanged"):
+        read_timeline(tmp_path / "rank0.json")
+
+
 def of_earlier_torch(trace: dict) -> None:
     """As torch-tb-profiler 0.4.3 knows it: other categories, none for annotations, absolute times, no rank."""
     categories = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator", "user_annotation": "Operator"}

@@ -144,17 +144,18 @@ class Host:
         return list(first.values())
 
     def _forward_starts(self) -> list[float]:
-        """When operations that autograd records begin, outside of its engine, as often as that had run before.
+        """When operations that autograd records begin, outside of its engine, as often as that or an optimizer ran.
 
         What comes after the last backward begins no step: a loss that is added up for a log is one of these operations.
         """
         engine = sorted(self.ops.start[i] for i in self._evaluations)
         last = engine[-1] if engine else inf
-        first: dict[int, float] = {}  # by how much of backward happened before
+        before = sorted([*engine, *(note.end for note in self.notes if note.kind == "optimizer")])
+        first: dict[int, float] = {}  # by how much of these happened before
         for i, forward in enumerate(self.ops.forward):
             start = self.ops.start[i]
             if forward and start < last and not self.in_autograd(self.ops.tid[i], start):
-                first.setdefault(bisect_right(engine, start), start)
+                first.setdefault(bisect_right(before, start), start)
         return list(first.values())
 
     @cached_property

@@ -71,6 +71,7 @@ def host_work(name: str) -> str:
 
 
 _COLLECTIVE = (  # in order: the first that fits, in a name without underscores and in small letters
+    ("deepep::", Op.ALL_TO_ALL),
     ("reducescatter", Op.REDUCE_SCATTER), ("allgather", Op.ALL_GATHER), ("allreduce", Op.ALL_REDUCE),
     ("broadcast", Op.BROADCAST), ("barrier", Op.BARRIER), ("alltoall", Op.ALL_TO_ALL), ("sendrecv", Op.OTHER),
     ("send", Op.SEND), ("recv", Op.RECV), ("reduce", Op.OTHER), ("gather", Op.OTHER), ("scatter", Op.OTHER),
@@ -85,23 +86,31 @@ def collective(*names: object) -> Op | None:
         'REDUCE_SCATTER'
         >>> collective("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base").value
         'ALL_GATHER'
+        >>> collective("void c10d::(anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)").value
+        'ALL_REDUCE'
     """
     for name in names:
         if isinstance(name, str):
-            plain = name.partition("(")[0].replace("_", "").lower()
+            plain = name.replace("(anonymous namespace)", "").partition("(")[0].replace("_", "").lower()
             for part, op in _COLLECTIVE:
                 if part in plain:
                     return op
     return None
 
 
-_NCCL = re.compile(r"\b[nr]ccl\w*kernel", re.IGNORECASE)
+_COMMUNICATES = re.compile(
+    r"\b[nr]ccl\w*kernel|multimem_(one_shot_)?(all_|reduce)|(one|two)_shot_all_reduce|nvshmem"
+    r"|deep_ep::\w+::(cached_notify_|notify_)?(dispatch|combine)",
+    re.IGNORECASE,
+)
 
 
 @lru_cache(maxsize=1024)  # a trace has some hundred kernels, each a thousand times
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel is NCCL's or RCCL's: ``ncclDevKernel_…``, ``ncclSymkDevKernel_…``, older ``ncclKernel_…``."""
-    return _NCCL.search(name) is not None
+    """Whether a kernel communicates: NCCL's or RCCL's (``ncclDevKernel_…``, ``ncclSymkDevKernel_…``, older
+    ``ncclKernel_…``), those of torch's symmetric memory, which have its operators' names, NVSHMEM's, DeepEP's.
+    """
+    return _COMMUNICATES.search(name) is not None
 
 
 _MATMUL = re.compile(r"gemm|nvjet|xmma|cutlass|cublas|wgmma|fmha|flash|attention|Cijk_|conv\w*_|_mm_|dot_kernel", re.I)

@@ -160,9 +160,18 @@ def _name_buckets(drafts: list[Draft], host: Host) -> None:
 
 def _what_else(rows: TraceRows) -> str:
     if rows.names or rows.kernels:
+        info = rows.metadata.get("distributedInfo")
+        ranks = info.get("world_size") if isinstance(info, dict) else None
+        what = "plain training on one device; record a step of the sharded model"
+        if isinstance(ranks, int) and ranks > 1:
+            what = (
+                f"it says that there were {ranks} ranks, so nothing was exchanged in what was recorded, or by kernels "
+                f"whose names are not known here (known are those of NCCL, RCCL, Gloo, NVSHMEM, DeepEP and torch's "
+                f"symmetric memory); record whole steps"
+            )
         return (
             f"is a trace of {len(rows.kernels):,} kernels and {len(rows.ops.start):,} CPU operations "
-            "without FSDP and without a collective: plain training on one device; record a step of the sharded model"
+            f"without FSDP and without a collective: {what}"
         )
     if rows.count:
         return (
