@@ -57,9 +57,12 @@ def _difference(expected: Any, found: Any, where: str, unit: str, rel: float, ab
         if not isinstance(found, (list, tuple)):
             return differs("a list is asked for")
         if len(found) != len(expected):
-            return differs(f"{len(expected)} values are asked for, not {len(found)}")
+            asked = "1 value is" if len(expected) == 1 else f"{len(expected)} values are"
+            return differs(f"{asked} asked for, not {len(found)}")
         items = [(f"{where} place {i + 1}".strip(), a, b) for i, (a, b) in enumerate(zip(expected, found, strict=True))]
     elif _is_number(expected):
+        if getattr(found, "shape", None) == ():
+            found = found.item()  # a norm or a loss as torch returns it
         try:
             number = in_unit(found, unit)
         except ValueError as error:

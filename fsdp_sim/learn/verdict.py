@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,13 @@ class Use:
         self.function, self.whose = function, whose
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:  # a cell further up is run again: `checked` is that of another exercise by now
+            name = getattr(self.function, "__name__", "another function")
+            raise TypeError(
+                f"{name} was checked last, and it is not called so ({error}); run the check above this cell again"
+            ) from None
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -217,6 +217,11 @@ def _pickled(result: Any) -> bytes:
 
 
 def _text(error: BaseException) -> str:
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:  # torch's CheckpointException, whose own text is all ranks' tracebacks
+        first = next(iter(failures.values()))
+        error = first[0] if isinstance(first, tuple) else first
+        return f"{_short(type(error).__name__, MAX_NAME)}: {_text(error)}"
     try:
         return _short(str(error), MAX_TEXT)
     except Exception as second:

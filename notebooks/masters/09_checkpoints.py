@@ -106,8 +106,8 @@ HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "byt
 # `get_optimizer_state_dict` does the same for the optimizer.
 
 # %% [markdown]
-# Does a full state dict take half as much on each of twice as many ranks? Stuck? `hint("bytes_of_a_state_dict")` gives
-# the next of three hints, `solution("bytes_of_a_state_dict")` the solution.
+# Does a full state dict shrink as ranks are added? Stuck? `hint("bytes_of_a_state_dict")` gives the next of three
+# hints, `solution("bytes_of_a_state_dict")` the solution.
 
 # %% exercise="bytes_of_a_state_dict"
 
@@ -127,6 +127,7 @@ stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one
 
 # %%
 states_bytes = 70e9 * 12  # fp32 weights and two moments
+print(f"{states_bytes / 1e9:.0f} GB in one place, {states_bytes / 64 / 1e9:.0f} GB on each of 64 ranks")
 assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
 
 # %% [markdown]
@@ -179,7 +180,7 @@ assert "rank 1 returned without calling" in verdict.headline
 
 # %% [markdown] covers=["pitfall 1", "coverage 004.69", "coverage 001.31"]
 # `full_tensor()` is an **all-gather**: it ends when every rank has called it. Here a watchdog speaks up after a moment.
-# On a cluster everybody waits for ten minutes and then the job dies, always at a save.
+# On a cluster everybody waits for ten minutes, then the job dies, always at a save.
 #
 # So put `if rank == 0:` before the *write*, and never before the *gathering*. All ranks enter `state_dict`; one
 # creates the file.
@@ -294,8 +295,9 @@ in_torch(FSDPParamGroup.lazy_init, FSDPParam.reset_sharded_param)
 
 # %%
 alone = run(load_on_three, 1, folder / "four", progress=False)[0]
-assert torch.equal(torch.cat(list(loaded)), alone)
-print("Three ranks together hold what one rank alone loads, bit for bit.")
+same = torch.equal(torch.cat(list(loaded)), alone)
+assert same
+print("Three ranks together hold what one rank alone loads,", "bit for bit." if same else "but not bit for bit.")
 
 # %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
 # ### Optional: read once, send to all
@@ -377,7 +379,7 @@ assert (numel, kind) == (8, "DTensor")
 # ## 5. What must be in a checkpoint?
 #
 # We kill a small training on 2 ranks after 3 steps. It has dropout and AdamW, and it goes on with its weights alone.
-# Can you see that in the losses? (`Training` is in `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
+# Can you see that in the losses?
 
 
 # %% predict="loss_with_weights_alone"
@@ -415,8 +417,8 @@ assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 # %% [markdown] covers=["pitfall 42", "coverage 004.63"]
 # ### Optional: a resume that nobody can tell
 #
-# The other two make no noise. If data are read twice you often see nothing, or only at the *second* restart, when the
-# place is counted from the first.
+# The place in the data and the random numbers make no noise. If data are read twice you often see nothing, or only at
+# the *second* restart, when the place is counted from the first.
 #
 # And here is a bug that you will meet: read the file, then load `model.state_dict()`. Those are the model's own
 # weights. The run begins anew and prints "resumed". So test a resume by its losses, against a run that nobody
@@ -530,9 +532,10 @@ failed = run(background, 2, folder / "background", progress=False)
 print("async_save returned a future; the error was in it:", failed[0])
 
 # %%
-assert list(failed) == ["CheckpointException"] * 2
 groups = {record.group for record in failed.records[0] if record.op != "new_group"}
-assert len(groups) == 2  # training's and the checkpoint's own
+print(f"groups that had collectives: {len(groups)}, training's and the checkpoint's own")
+assert list(failed) == ["CheckpointException"] * 2
+assert len(groups) == 2
 
 # %% [markdown] covers=["pitfall 10"]
 # No line raises. The error is in the future, on *all* ranks, and nowhere else. Two more rules:

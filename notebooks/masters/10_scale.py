@@ -98,10 +98,11 @@ def place_of(rank_order):
 places = run(place_of, 4, ("replicate", "shard"), progress=False)
 
 # %% tags=["hide-input"]
-rows = tuple((f"rank {rank}", *map(str, place)) for rank, place in enumerate(places))
+rows = tuple((f"rank {rank}", *place[:3], f"{place[3]:.0%}") for rank, place in enumerate(places))
 assert [place[:2] for place in places[:2]] == [("[0, 1]", "[0, 2]"), ("[0, 1]", "[1, 3]")]
 assert all(place[3] == 0.5 for place in places)
-HTML(viz.Table("HSDP on 2 x 2", ("", "shards with", "same as", "placements", "holds"), rows).to_html())
+header = ("", "shards with", "same as", "placements", "holds of the weight")
+HTML(viz.Table("HSDP on 2 x 2", header, rows).to_html())
 
 # %% [markdown] covers=["pitfall 48", "coverage 004.44"]
 # Four ranks, and each holds a *half*: memory follows the shard group, not the world. The mesh has dimensions
@@ -469,8 +470,9 @@ print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
 
 # %% tags=["hide-input"]
 model_bytes = 4 * empty(TrainConfig(n_layer=2).model_config).num_params()
-assert all(abs(kept / (3 * model_bytes) - 1 / 2) < 0.01 for kept in hybrid.report["state_bytes"])
-print("Each of four ranks keeps half of the parameters and of AdamW's moments.")
+shares = [kept / (3 * model_bytes) for kept in hybrid.report["state_bytes"]]
+print("of the parameters and both moments each rank keeps", *(f"{share:.0%}" for share in shares))
+assert all(abs(share - 1 / 2) < 0.01 for share in shares)
 assert hybrid.losses[1] < hybrid.losses[0]
 two_by_two = RankPlace(world_size=4, local_world_size=2)
 sent = [across_bytes(TrainConfig(n_layer=2, api=api), two_by_two, gloo=False) for api in ("fsdp2", "hsdp")]

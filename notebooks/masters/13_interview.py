@@ -22,8 +22,8 @@
 # > You have counted the bytes, hidden the gathers, cut the units, saved it, moved it to 64 cards and found its bugs.
 # > Now say it in two minutes.
 #
-# **Core path, about 45 minutes:** sections 1 to 6, with the exercises marked *core*. The rest is
-# there if you like.
+# **Core path, about 45 minutes:** sections 1 to 5, with the exercises marked *core*. The mock interview of section 6
+# takes half an hour more, another day if you like. The rest is there too.
 #
 # **What is real:** the whiteboard exercises run on ranks. **What is computed:** every answer, by this library,
 # when it is asked. Nothing is looked up in a list.
@@ -164,18 +164,18 @@ sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its nor
 # large model: only words, so it can be wrong. Then overrule it, with a reason. Where you see no box, call `answer`.
 
 # %% tags=["nbval-ignore-output"]
-question = spoken("walk_through_a_step")
-question
+walk = spoken("walk_through_a_step")
+walk
 
 # %%
-reply = question.answer(
+reply = walk.answer(
     "Before a block's forward we all-gather its weights, and afterwards the whole weights are dropped. "
     "Everybody runs every layer, on data of its own."
 )
 reply
 
 # %%
-question.answer("Before its backward we gather it once more.")
+walk.answer("Before its backward we gather it once more.")
 
 # %% [markdown]
 # ## 6. Half an hour

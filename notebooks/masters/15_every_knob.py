@@ -169,6 +169,7 @@ registry = json.loads(
     Path(find_spec("torch").origin).with_name("_dynamo").joinpath("graph_break_registry.json").read_text()
 )
 reasons = [entry["Explanation"] for entries in registry.values() for entry in entries]
+print("why the compiler gives up:", next(why for why in reasons if "use_orig_params" in why))
 assert "Dynamo only supports FSDP with use_orig_params=True" in reasons
 
 # %% [markdown] covers=["coverage 001.2", "coverage 001.18", "coverage 001.33", "coverage 001.46"]

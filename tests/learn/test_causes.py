@@ -112,6 +112,16 @@ def test_whoever_has_mended_it_is_told_the_cause_and_whether_it_was_named(named:
     assert said.endswith(f"The cause was: {fault.cause}. {says}".strip())
 
 
+def test_whoever_names_the_cause_of_what_is_mended_is_not_asked_to_mend_it() -> None:
+    wrong = next(choice for choice in question(NAME).choices if not question(NAME).commit(choice).right)
+    assert "Now mend it." in str(predict(NAME, wrong))
+
+    assert check(NAME, load(NAME).reference).passed
+
+    said = str(predict(NAME, wrong))
+    assert f"You said “{wrong}”; it is “{load(NAME).cause}”. You have mended it already." in said
+
+
 def test_what_is_no_fault_has_no_cause_to_name() -> None:
     with pytest.raises(ValueError, match="only of a seeded fault"):
         question("put_hooks")

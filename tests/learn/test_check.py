@@ -55,6 +55,13 @@ def test_the_right_answer_passes_and_goes_on_the_record() -> None:
     assert repr(verdict.use) == "<your right>"
 
 
+def test_a_cell_that_goes_on_with_another_exercise_is_told_to_run_its_check_again() -> None:
+    verdict = check(NAME, right)
+
+    with pytest.raises(TypeError, match=r"right was checked last.*run the check above this cell again"):
+        verdict.use("one argument")
+
+
 def test_after_a_wrong_answer_the_notebook_goes_on_with_the_reference() -> None:
     verdict = check(NAME, lambda layers, keep: 7)
 

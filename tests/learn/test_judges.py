@@ -84,6 +84,8 @@ BYTES = Numbers(truth=lambda n: 16 * n, source="computed", cases=((10**9,), (2 *
     ("answers", "said"),
     [
         (["16 GB", "32.1 GB"], ""),
+        ([torch.tensor(16e9), torch.tensor(32e9)], ""),
+        ([torch.tensor([16e9]), torch.tensor([32e9])], "a number is asked for"),
         ([16e9, 32e9], ""),
         ([16.0, 32.0], "that is in GB; asked for are bytes"),
         ([14.9012, 29.8023], "that is in GiB"),

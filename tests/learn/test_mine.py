@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fsdp_sim.learn import check, mine
+from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.judges.mine import SAVED, WAYS, InTheFile, by_torch
 from fsdp_sim.learn.mine import Whose
@@ -92,6 +93,24 @@ def test_an_accepted_answer_goes_into_the_file_and_parts_before_it_are_skipped(f
 
 
 @pytest.mark.slow
+def test_the_whole_model_may_be_gathered_to_rank_0_alone(file: Path) -> None:
+    gathered = Edit(
+        {
+            "whole = own.new_empty(rows * dist.get_world_size(), *own.shape[1:])": (
+                "parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]"
+            ),
+            "dist.all_gather_into_tensor(whole, padded)": (
+                "dist.gather(padded, parts if dist.get_rank() == 0 else None)"
+            ),
+            "whole[: tensor.size(0)]": "torch.cat(parts)[: tensor.size(0)]",
+        },
+        of=load("whole_tensors").reference,
+    )
+
+    assert check("whole_tensors", gathered).passed
+    assert "dist.gather(" in file.read_text()
+
+
 def test_an_answer_that_is_not_accepted_does_not_go_into_the_file(file: Path) -> None:
     assert not check("put_hooks", load("put_hooks").shortcuts[0].function).passed
     assert not file.exists()

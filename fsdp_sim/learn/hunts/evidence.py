@@ -75,7 +75,8 @@ class Evidence:
 
         left = escape("\n".join(self.left))
         html = (
-            f"<h4>{escape(self.title)}</h4><pre>{escape(self.source)}</pre><b>What it left behind</b><pre>{left}</pre>"
+            f"<h4>{escape(self.title)}</h4><pre>{escape(self.source)}</pre><b>What it left behind</b>"
+            f'<pre style="white-space:pre-wrap;word-break:normal">{left}</pre>'  # JupyterLab would break within words
         )
         display({"text/html": html, "text/plain": str(self)}, raw=True)
         if self.shows:

@@ -96,7 +96,8 @@ class InMyFile:
         for rank, (theirs, records) in enumerate(zip(programs, ran.records, strict=True)):
             issued = _program(records)[: len(theirs)]
             for number, (a, b) in enumerate(zip(theirs, [*issued, "nothing more"], strict=False), 1):
-                if a != b:
+                to_rank_0 = b.startswith("gather") and a.startswith("all_gather")  # enough for a file
+                if a != b and not to_rank_0:
                     return Finding(
                         Grade.NOT_YET,
                         f"every number is right, but rank {rank} issues other collectives: number {number} of torch's "
@@ -168,7 +169,7 @@ def _program(records: Sequence[Any]) -> list[str]:
     return [
         f"{record.op} of {record.numel:,} {record.dtype}"
         for record in records
-        if record.op in ("all_gather", "reduce_scatter") and "int" not in record.dtype
+        if record.op in ("all_gather", "gather", "reduce_scatter") and "int" not in record.dtype
     ]
 
 

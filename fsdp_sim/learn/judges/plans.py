@@ -60,7 +60,7 @@ class BestPlan:
             f"GPU, {share:.0%} of the {best:,.0f} of the best of {len(self._choices())} plans"
         )
         if share < self.passes:
-            return not_yet(f"it fits, but expected {self.passes:.0%}, found {what}", cause)
+            return not_yet(f"it fits, but is slow: {what}; a pass begins at {self.passes:.0%}", cause)
         grade = Grade.OPTIMAL if share >= OPTIMAL else Grade.GOOD if share >= GOOD else Grade.PASS
         return Finding(grade, f"it fits: {what} (simulated).")
 

@@ -31,6 +31,7 @@ class OnRanks:
         inputs: draws the arguments of each rank's call from a seed. Tensors of at least 50,000 numbers, so that what
             the kernel counts shows.
         truth: what each rank should return, computed in one process from the inputs of all.
+        again: draws the arguments of a second call, for what the first cannot show.
         causes: what each rank would return after a usual mistake, and the sentence that names it.
         checks: of the account: `OnlyCollectives`, `CollectiveOrder`, `BytesSent`, `PeakBytes`, `ExposedTime`.
         network: a slow one.
@@ -39,6 +40,7 @@ class OnRanks:
 
     inputs: Callable[[int], Inputs]
     truth: Callable[[Inputs], Sequence[Any]]
+    again: Callable[[int], Inputs] | None = None
     causes: tuple[tuple[Callable[[Inputs], Sequence[Any]], str], ...] = ()
     checks: tuple[Check, ...] = ()
     network: Network | None = None
@@ -47,14 +49,16 @@ class OnRanks:
     abs_: float = 1e-5
 
     def trial(self, seed: int) -> Trial:
-        return Trial(tuple((tuple(map(_own, call)),) for call in self.inputs(seed)), self.network, self.metered)
+        calls = [self.inputs(seed), *([self.again(seed)] if self.again else [])]
+        each = tuple(tuple(tuple(map(_own, call)) for call in of_rank) for of_rank in zip(*calls, strict=True))
+        return Trial(each, self.network, self.metered)
 
     def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
-        inputs = [cases[0] for cases in trial.each]
         if ran.replaced:
             return Finding(Grade.NOT_YET, f"{dishonest(ran)}.")
-        if wrong_results := self._results(inputs, [of_rank[0] for of_rank in ran.answers]):
-            return wrong_results
+        for inputs, answers in zip(zip(*trial.each, strict=True), zip(*ran.answers, strict=True), strict=True):
+            if wrong_results := self._results(inputs, list(answers)):
+                return wrong_results
         findings = [check.look(trial, ran) for check in self.checks]
         for finding in findings:
             if finding.grade is Grade.NOT_YET:
@@ -63,7 +67,8 @@ class OnRanks:
             return Finding(Grade.NOT_YET, f"{message}.")
         messages = "; ".join(finding.message for finding in findings if finding.message)
         graded = [finding.grade for finding in findings if finding.message]
-        result = f"{'both' if trial.ranks == 2 else f'all {trial.ranks}'} ranks have the result of one process"
+        who = {1: "it has", 2: "both ranks have"}.get(trial.ranks, f"all {trial.ranks} ranks have")
+        result = f"{who} the result of one process"
         return Finding(min(graded, default=Grade.PASS), f"{result}; {messages}." if messages else f"{result}.")
 
     def _results(self, inputs: Inputs, answers: list[Any]) -> Finding | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import cases
 from fsdp_sim.learn.predictions import causes
@@ -119,6 +121,8 @@ def settled(prediction: Prediction, answer: str) -> Settled:
         ValueError: it cannot be read as an answer; nothing has been committed.
     """
     committed = prediction.commit(answer)
+    if prediction.name in cases() and progress.entry(prediction.name).grade:
+        committed = structs.replace(committed, to=structs.replace(prediction, why="You have mended it already."))
     kept = progress.Estimate(committed.right, committed.ratio)
     return Settled(committed, progress.keep_estimate(prediction.name, kept))
 

@@ -117,7 +117,7 @@ class Committed(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """The difference, in one sentence."""
         if self.ratio is None:
-            return f"{self.answer}: right." if self.right else f"You said {self.answer}; it is {self.to.answer}."
+            return f"{self.answer}: right." if self.right else f"You said “{self.answer}”; it is “{self.to.answer}”."
         if abs(self.ratio - 1) < 0.005:
             return f"You said {self.answer}, and so it is."
         return f"You said {self.answer}; it is {self.to.answer}: {off(self.ratio)}."

@@ -92,6 +92,10 @@ EXERCISE = Exercise(
                 lambda inputs: [inputs[0][0].repeat(2, 1)] * RANKS,
                 "only rank 0's rows were saved: a plain tensor under one name counts as the same on all ranks",
             ),
+            (
+                lambda inputs: [torch.cat([rows for rows, _ in inputs])] * RANKS,
+                "it is the whole weight; this rank holds half of its rows",
+            ),
         ),
     ),
     wrong=(
@@ -110,6 +114,8 @@ EXERCISE = Exercise(
             "fills the tensors of the dict it is given, in place",
             name="result not in place",
         ),
+        mutant({"return empty.to_local()": "return empty.full_tensor()"}, "it is the whole weight", name="the whole"),
+        mutant({'{"weight": saved}': '{"weight": rows}'}, "ValueError: Size mismatch between saved", name="saves rows"),
         Wrong(as_plain_tensors, "only rank 0's rows were saved"),
         Wrong(a_file_for_each_rank, "it is the quarter that this rank had before"),
     ),

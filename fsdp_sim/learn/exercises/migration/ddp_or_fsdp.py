@@ -41,7 +41,7 @@ def simulated(model: str, gpu: str, gpus: int, micro_batch: int) -> str:
 def cases(draw: random.Random) -> list[tuple[str, str, int, int]]:
     """What the rules of thumb get wrong, and some drawn at random."""
     telling = [
-        ("gpt2-350m", "RTX-4090", draw.choice((8, 32)), 16),
+        ("gpt2-350m", "RTX-4090", draw.choice((8, 32)), 15),  # with 16 what its allocator holds decides
         ("gpt2-1.5b", "RTX-4090", draw.choice((8, 32)), 1),
         ("gpt2-1.5b", "A100-SXM-80GB", draw.choice((2, 32)), 1),
         ("gpt2-1.5b", "A100-SXM-80GB", 8, 1),

@@ -35,6 +35,11 @@ def inputs(seed: int) -> Inputs:
     return [([torch.randn(shape, generator=draw) * size / 50 for shape in SHAPES], MAX_NORM) for size in sizes]
 
 
+def small(seed: int) -> Inputs:
+    """Gradients whose norm is below `MAX_NORM`: they are left as they are."""
+    return [([shard / 100 for shard in shards], limit) for shards, limit in inputs(seed)]
+
+
 def norms(inputs: Inputs) -> torch.Tensor:
     """Of each rank's shards."""
     return torch.stack([torch.cat([shard.flatten() for shard in shards]).norm() for shards, _ in inputs])
@@ -52,8 +57,13 @@ def in_one_process(inputs: Inputs) -> list[dict[str, Any]]:
     return clipped(inputs, norms(inputs).norm().expand(RANKS))
 
 
+def scaled_up(inputs: Inputs) -> list[dict[str, Any]]:
+    norm = float(norms(inputs).norm())
+    return [{"norm": norm, "shards": [shard * (MAX_NORM / norm) for shard in shards]} for shards, _ in inputs]
+
+
 def least_bytes(trial: Trial) -> float:
-    return 2 * (RANKS - 1) / RANKS * 4
+    return len(trial.each[0]) * 2 * (RANKS - 1) / RANKS * 4
 
 
 def gathers_gradients(shards, max_norm):
@@ -80,9 +90,9 @@ EXERCISE = Exercise(
     importance=5,
     minutes=10,
     contract="Gradients are sharded over 4 ranks; this code clips them, as torch.nn.utils.clip_grad_norm_ does when it "
-    "is given FSDP1's plain shards. Symptom: every rank logs another norm (0.207 and 0.617 where it is 0.651), and "
-    "training wanders off. Mend it: if the norm of all ranks' shards together is above max_norm, scale all by "
-    "max_norm / norm. Return {'norm': ..., 'shards': [...]}.",
+    "is given FSDP1's plain shards. Symptom: every rank logs another norm (0.21, 0.33, 0.24 and 0.46, where one "
+    "process logs 0.65), and training wanders off. Mend it: if the norm of all ranks' shards together is above "
+    "max_norm, scale all by max_norm / norm. Return {'norm': ..., 'shards': [...]}.",
     targets="Optimal: one all-reduce of one number. A pass: of up to 100.",
     reference=case_14,
     stub=stub,
@@ -99,10 +109,16 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=in_one_process,
+        again=small,
         causes=(
             (lambda i: clipped(i, norms(i)), "it is the norm of this rank's shards only"),
             (lambda i: clipped(i, norms(i).sum().expand(RANKS)), "the norms were added up; their squares may be"),
             (lambda i: clipped(i, norms(i).mean().expand(RANKS)), "it is the mean of the ranks' norms"),
+            (
+                lambda i: clipped(i, norms(i).norm().expand(RANKS) / RANKS**0.5),
+                "the squares were averaged over the ranks; their sum is the square of the norm",
+            ),
+            (scaled_up, "a norm below max_norm is no reason to scale: never up, only down"),
             (lambda i: clipped(i, norms(i).max().expand(RANKS)), "it is the largest of the ranks' norms"),
         ),
         checks=(
@@ -134,6 +150,8 @@ EXERCISE = Exercise(
             "the largest of the ranks' norms",
             name="largest",
         ),
+        mutant({"min(1.0, max_norm / norm.item())": "max_norm / norm.item()"}, "never up, only down", name="scales up"),
+        mutant({"squares.sqrt()": "(squares / RANKS).sqrt()"}, "the squares were averaged", name="mean of squares"),
         Wrong(gathers_gradients, "expected only all_reduce, found all_gather"),
         Wrong(reduces_gradients, "reduce a number, not the gradients"),
     ),

@@ -30,13 +30,15 @@ def late_most_often(timeline: Timeline) -> int:
     return Counter(max(of)[1] for of in arrivals.values()).most_common(1)[0][0]
 
 
-def traced(draw: random.Random) -> Timeline:
+def traced(draw: random.Random, stops_at: int | None = None) -> Timeline:
     """As a profiler shows it: a rank's all-gather begins when the rank is there, and ends when all have been.
 
-    One rank computes a quarter slower than the others; another one stops once, for long.
+    One rank computes a quarter slower than the others; another one stops once, for long: in a unit that is drawn, or
+    in ``stops_at``.
     """
     slow, hiccup = draw.sample(range(RANKS), 2)
-    stops_at = draw.randrange(2, UNITS - 2)
+    drawn = draw.randrange(2, UNITS - 2)
+    stops_at = drawn if stops_at is None else stops_at
     now_s, events = [0.0] * RANKS, list[Event]()
     for unit in range(UNITS):
         end_s = max(now_s) + COLLECTIVE_S
@@ -52,11 +54,16 @@ def traced(draw: random.Random) -> Timeline:
 
 
 def cases(draw: random.Random) -> list[tuple[Timeline]]:
-    return [(traced(draw),) for _ in range(3)]
+    """In the last the interrupted rank, and not the slow one, is the last to end."""
+    return [(traced(draw),), (traced(draw),), (traced(draw, UNITS - 1),)]
 
 
 def longest_gap(timeline: Timeline) -> int:
     return max((e for e in timeline.ops if e.op is Op.FWD), key=lambda e: e.end_s - e.start_s).rank
+
+
+def ends_last(timeline: Timeline) -> int:
+    return max(timeline.ops, key=lambda e: e.end_s).rank
 
 
 def last_to_end(timeline: Timeline) -> int:
@@ -71,8 +78,8 @@ EXERCISE = Exercise(
     minutes=15,
     contract="Given the Timeline of one step on 8 ranks, as a profiler records it: the bar of an all-gather begins "
     "when its rank has called it, and ends when the data are there. One rank's GPU is a little slower all the time; "
-    "another rank was interrupted once. Return the number of the slow rank. (ops have rank, op, unit, start_s and "
-    "end_s.)",
+    "another rank was interrupted once. Return the number of the slow rank. (timeline.ops have rank, op, which is "
+    "'ALL_GATHER' or 'FWD', unit, start_s and end_s.)",
     reference=name_the_straggler,
     why="A collective ends for all at the same time, so who comes last has the shortest bar and who comes first the "
     "longest. The rank with the most communication is a victim. The straggler is the one with the least, over the "
@@ -95,6 +102,7 @@ EXERCISE = Exercise(
             name="waits longest",
         ),
         Wrong(longest_gap, "that rank had one long operation; the slow one is late at nearly every collective"),
+        Wrong(ends_last, "one interruption decides who ends last; the slow rank is late at nearly every collective"),
         Wrong(last_to_end, "all members of a collective end at the same time; look at when they begin"),
     ),
     shortcuts=(Wrong(lambda timeline: -1, "expected"), Wrong(lambda timeline: [3], "a number is asked for")),

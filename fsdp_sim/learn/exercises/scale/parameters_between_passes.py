@@ -37,6 +37,12 @@ def inputs(seed: int) -> Inputs:
     return [(width, keep)] * RANKS
 
 
+def other_setting(seed: int) -> Inputs:
+    """Who forgets to pass the setting on is right with one of the two."""
+    width, keep = inputs(seed)[0]
+    return [(width + 7, not keep)] * RANKS
+
+
 def held(inputs: Inputs, **other: Any) -> list[dict[str, Any]]:
     """What the setting says: kept whole from forward to the end of backward, or freed; a shard otherwise."""
     width, reshard = inputs[0]
@@ -80,6 +86,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=held,
+        again=other_setting,
         causes=(
             (
                 lambda inputs: held(inputs, before="whole", between="whole", after="whole", replicated=True),
@@ -105,6 +112,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(always_whole, "a DTensor's numel is that of the whole"),
+        Wrong(always_freed, "with False the weight stays whole after forward"),
+        mutant(
+            {"model, reshard_after_forward=reshard_after_forward": "model"},
+            "with True the weight is freed after forward",
+            name="forgets the setting",
+        ),
         mutant({"before == 4 * width": "True"}, "nothing is replicated", name="believed"),
         mutant({'"after": here()': '"after": 4 * width'}, "after backward the weight is freed", name="stays whole"),
         mutant(
