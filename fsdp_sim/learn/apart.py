@@ -173,6 +173,9 @@ def _why(error: RanksError, ranks: int, limits: Limits) -> tuple[str, str]:
         return f"{_whose(who, ranks)} wanted more than {limits.memory_bytes / 2**30:g} GiB of memory{_where(text)}.", ""
     if "can't start new thread" in headline:
         return f"{_whose(who, ranks)} started more threads than it has memory for{_where(text)}.", ""
+    if "Invariant encountered" in headline and "_init_sharding_spec_tp" in text:  # torch takes it for a tensor parallel
+        what = f"{_whose(who, ranks)} called fully_shard on a module whose parameters are in a unit already."
+        return what, " To mend it, go bottom-up: the inner modules first, the model last."
     if " raised " in headline:
         return f"{_whose(headline.rstrip(': '), ranks)}{_where(text)}.", ""
     fix = _line(found.fix).partition("; if this wait is honest")[0]
@@ -186,7 +189,8 @@ def _whose(headline: str, ranks: int) -> str:
 
 def _where(text: str) -> str:
     found = LAST_LINE.findall(text)
-    own = [place for place in found if place[0] not in OURS]
+    sent = next((n for n, place in enumerate(found) if place[0] in ("encode", "_plain")), len(found))
+    own = [place for place in found[:sent] if place[0] not in OURS]  # below that nothing is the learner's
     return f", in {own[-1][0]}, at `{_line(own[-1][1])}`" if own else ""
 
 

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Start here: who waits for whom?
 #
-# Four processes train one model together, and for a third of the time they just wait. In ten minutes you know what
-# they wait for. You have made half of the waiting disappear, and you said beforehand by how much. You need no GPU.
+# Four processes train one model together, and for a third of the time they just wait. In a quarter of an hour you
+# know what they wait for. You have made half of the waiting disappear, and you said beforehand by how much. The whole
+# notebook takes about 25 minutes. You need no GPU.
 
 # %% tags=["hide-input", "remove-cell"] slideshow={"slide_type": "skip"}
 # Google Colab has none of this yet: there this cell installs it. Everywhere else it does nothing.
@@ -141,12 +142,13 @@ assert (round(1e3 * off.span_s), round(1e3 * on.span_s)) == (940, 790)
 # ## 3. The same step, measured
 #
 # Now for real: four ranks, the mini-FSDP, real collectives over a network that is as slow as we said. Sleeping needs
-# no core, so it does not matter how busy your machine is.
+# no core, so a busy machine makes the step longer, and does not change its shape.
 
 # %% tags=["nbval-ignore-output"]
 measured = step.run(forward_prefetch=1)
-red = [round(1e3 * start_s) for start_s, end_s in exposed_intervals(on, rank=0) if end_s - start_s > 1e-6]
-assert red == [0, 4 * 60 + 50, round(1e3 * on.span_s) - 50]  # the first gather, that of the turn, the last reduction
+assert [round(1e3 * start_s) for start_s, end_s in exposed_intervals(on, rank=0) if end_s - start_s > 1e-6] == [
+    0, 4 * 60 + 50, round(1e3 * on.span_s) - 50,  # the first gather, that of the turn, the last reduction
+]  # fmt: skip
 viz.compare(on, measured, titles=("predicted", "measured")).titled(
     "With prefetch only the two ends and the turn are red"
 )
@@ -206,8 +208,11 @@ assert four[0][-1] < four[0][0] - 0.8
 assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
 
 # %% [markdown]
-# The gradients are averaged over the ranks, so together they train on one batch: all their rows. And what does one of
-# its steps look like? This is real compute on few cores, so your picture is noisier than the last one:
+# The gradients are averaged over the ranks, so together they train on one batch: all their rows.
+
+# %% [markdown]
+# And what does one of its steps look like? This is real compute on few cores, so your picture is noisier than the
+# last one:
 
 # %% tags=["nbval-ignore-output"]
 viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
@@ -216,16 +221,18 @@ viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
 
 # %% [markdown]
 # Four processes share your cores, and the operating system decides which of them waits. You can still read it: the
-# same all-gathers, and in backward the same orange over them. (The strip at the bottom is the memory that FSDP and
-# the optimizer hold. Activations are not counted.)
+# same all-gathers, and in backward the same orange over them. (The strip at the bottom is the memory of
+# what FSDP gathers, reduces and keeps of the gradients. Activations are not counted.)
 
 # %% [markdown]
 # ## 5. Your turn
 #
 # An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it does can
-# harm this notebook. Count the bars in one rank's row *all-gather* above (the one without a number is the root's),
-# then generalise. `reshard_after_forward` is torch's setting: `True` frees every unit after its forward, `False` frees
-# none, `None` (the default) frees the blocks and keeps the root. What is freed is gathered again in backward.
+# harm this notebook. Count the bars in one rank's row *all-gather* above, then generalise. (The first has no number, it
+# is the root's. A bar that is too narrow has none either: point at it, and it tells you whose it is.)
+#
+# `reshard_after_forward` is torch's setting: `True` frees every unit after its forward, `False` frees none, `None` (the
+# default) frees the blocks and keeps the root. What is freed is gathered again in backward.
 
 # %% exercise="all_gathers_per_step"
 
@@ -234,8 +241,9 @@ viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
 # and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this machine.
 #
 # Here are two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
-# if it was right, else of the reference. Below, the blocks are kept after forward. The all-gathers of backward are
-# gone, and so are the gaps they left. The price is memory (chapter 7).
+# if it was right, else of the reference. Below, the blocks are kept after forward. The all-gathers of the
+# blocks are gone from backward, and a quarter of the step with them. The red that is left there waits for
+# reduce-scatters. The price is memory (chapter 7).
 
 # %%
 tiny = Model("five blocks", n_layer=5, d_model=2048, n_head=16, d_ffn=8192, vocab=4096)

@@ -163,8 +163,8 @@ viz.timeline(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
 # Blue is the whole block: during its own forward and its own backward, and at no other time. Hatched is the flat
 # buffer in which an all-gather arrives. In forward it stays one block longer, so that two can be under way. In
-# backward it is there early, because block 3 asks for block 2 before it computes. The root stays whole after forward,
-# because backward begins with it.
+# backward it is there early, because block 3 asks for block 2 before it computes. (The root, not drawn here, stays
+# whole after forward, because backward begins with it.)
 #
 # The gradient grows as autograd writes it, moves into a buffer to be sent, and a quarter of it stays.
 
@@ -175,13 +175,13 @@ assert life == [
     "ag_copy_in", "ALL_GATHER", "ag_copy_out", "FWD",
     "ag_copy_in", "ALL_GATHER", "ag_copy_out", "BWD", "rs_copy_in", "REDUCE_SCATTER",
 ]  # fmt: skip
-whole = [e.op for e in unit.select(rank=0, step=3, category="unsharded").events]
+assert (whole := [e.op for e in unit.select(rank=0, step=3, category="unsharded").events])
 assert (whole[0], whole[-1]) == ("alloc", "free")
 assert whole.count("alloc") == whole.count("free")
 assert [e.op for e in unit.select(rank=0, step=3).events if e.op in ("FWD", "BWD") or e.category == "unsharded"] == [
     op for compute in ("FWD", "BWD") for op in [*["alloc"] * 12, compute, *["free"] * 12]
 ]
-gathers = [e.unit for e in timeline.select(rank=0, step=3).ops if e.op == "ALL_GATHER"]
+assert (gathers := [e.unit for e in timeline.select(rank=0, step=3).ops if e.op == "ALL_GATHER"])
 assert gathers.count("root") == 1
 assert gathers.count("layers.2") == 2
 
@@ -333,7 +333,7 @@ assert (
 )
 same = "the same" if sorted(minis) == sorted(torchs) else "not the same"
 print(f"\nThe mini's program has {len(minis)} lines, and they are {same} as torch's.")
-order = [[line for line in lines if not line.startswith("free")] for lines in (torchs, minis)]
+assert (order := [[line for line in lines if not line.startswith("free")] for lines in (torchs, minis)])
 assert order[0] == order[1]
 assert sorted(torchs) == sorted(minis)
 
@@ -348,7 +348,7 @@ assert sorted(torchs) == sorted(minis)
 # %%
 hooks = [line[28:].split("(")[0] for line in torchs[:backward] if line.startswith("hook") and "(layers.1)" in line]
 assert hooks == checked.use()  # your function if it was right, else the reference
-print("What torch did above agrees with", checked.use)
+print("You and torch name", "the same five." if checked.use() == hooks else "other hooks.")
 calls = {"pre_forward": "the module, before forward", "post_forward": "the module, after forward"}
 by = [(hook, calls.get(hook, hooks[0] if i < 3 else hooks[3])) for i, hook in enumerate(hooks)]
 HTML(viz.Table("The hooks of a unit's forward, in order", ("hook", "called by"), tuple(by)).to_html())
@@ -445,11 +445,11 @@ rows_held("The same collectives; torch asks for the next unit before it computes
 own, theirs = ran.values()
 worst = max((a - b).abs().max().item() for r in range(4) for a, b in zip(own[r], theirs[r], strict=True))
 assert worst < 1e-7
-issued = [[cell.text for cell in column] for column in columns.values()]
+assert (issued := [[cell.text for cell in column] for column in columns.values()])
 assert sorted(issued[0]) == sorted(issued[1])
 assert issued[0][3:5] == ["all-gather", "reduce-scatter"]
 assert issued[1][3:5] == ["all-gather", "all-gather"]
-print("Gradients of all units on all ranks: no number differs by as much as 1e-7.")
+print("Gradients of all units on all ranks:", "the same to 1e-7" if worst < 1e-7 else f"off by up to {worst:.1e}")
 
 # %% [markdown]
 # Yours waits until a unit's own backward to gather it; torch gathers one unit ahead. The gradients are the same.
@@ -534,7 +534,8 @@ assert ladder["torch-fsdp2"].against_above.bitwise is None
 assert ladder["mini-fsdp"].against_above.bitwise is None
 assert ladder["mini-fsdp"].program is None  # the collectives of torch's FSDP2, in the same order
 assert 0 < ladder["torch-fsdp2"].against_one.error < 1e-4
-print("DDP, torch's FSDP2 and the mini on two ranks: not one bit between them.")
+for name in ("torch-fsdp2", "mini-fsdp"):
+    print(f"{name} against the rung above:", ladder[name].against_above.bitwise or "not one bit differs")
 
 # %% [markdown]
 # Against one process the last bits differ: two halves of a batch, summed apart, round differently. The ladder leaves
@@ -560,8 +561,8 @@ assert found.shard_of == (1,)
 # A parameter, before any loss shows it: the step, the unit, the tensor, the rows, and whose they are.
 
 # %% [markdown]
-# Try `"not-averaged"`, `"wrong-seed"` and `"kept-whole"` in place of `"stale-shard"` above (the cell with the
-# asserts is for that one only). With the last, every number is right. What gives it away?
+# Try `"not-averaged"`, `"wrong-seed"` and `"kept-whole"` in place of `"stale-shard"` above, and look at
+# the table. With the last, every number is right. What gives it away?
 #
 # ## 8. What people say
 #
@@ -583,7 +584,8 @@ lab = torchrun("-m", "labs.train", "--steps=3", "--global_batch=8", "--n_layer=2
 
 # %%
 assert torch.allclose(torch.tensor(lab.losses), torch.tensor(baseline), rtol=1e-4)
-print("The trainer's losses on two ranks are those of section 7.")
+same = torch.allclose(torch.tensor(lab.losses), torch.tensor(baseline), rtol=1e-4)
+print("The trainer's losses on two ranks are", "those" if same else "not those", "of section 7.")
 
 # %% [markdown]
 # `python -m labs.experiments.checklist` goes through the whole list: one process, 2, 4 and 8 ranks, DDP's

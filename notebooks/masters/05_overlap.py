@@ -97,10 +97,10 @@ program = build(blocks([2**20] * 3), Plan(), world_size=8)
 lines = [line for line in program.lines() if line.startswith(("op", "wait", "record"))]
 first, last = (next(n for n, line in enumerate(lines) if line.endswith(f"FWD layers.{i}")) for i in (0, 1))
 print(*lines[first : last + 1], sep="\n")
-gather = next(n for n, line in enumerate(lines) if "ALL_GATHER(layers.1)" in line)
-event = lines[gather + 1].split()[-1]
-on_compute = next(line.split() for line in lines[gather:] if line[12:].startswith("compute"))
-assert on_compute == ["wait", "compute", event]
+assert (gather := next(n for n, line in enumerate(lines) if "ALL_GATHER(layers.1)" in line))
+assert next(line.split() for line in lines[gather:] if line[12:].startswith("compute")) == [
+    "wait", "compute", lines[gather + 1].split()[-1],
+]  # fmt: skip
 assert not any(line.startswith("wait ") for line in lines[first:gather])
 
 # %% [markdown] covers=["coverage 004.27", "coverage 004.25", "misconception 4.29", "misconception 4.30"]
@@ -199,8 +199,9 @@ HTML(viz.Table("Six units, measured", ("", "forward", "exposed"), tuple(rows)).t
 
 # %%
 fast, slow = step(wire_s=0.010), step(wire_s=0.040)
-ends = [round(1e3 * max(e.end_s for e in timeline.ops if e.op == "FWD")) for timeline in (fast, slow)]
-assert ends == [10 + 3 * 25, 3 * 40 + 25]
+assert [round(1e3 * max(e.end_s for e in timeline.ops if e.op == "FWD")) for timeline in (fast, slow)] == [
+    10 + 3 * 25, 3 * 40 + 25,
+]  # fmt: skip
 viz.timeline({"10 ms a collective": fast, "40 ms a collective": slow}).titled(
     "The longer row sets the pace: compute above, the network below"
 )
@@ -218,7 +219,7 @@ curves = {
     "one after the other": [layers * (gather_s + 0.025) for gather_s in gathers_s],
     "overlapped": [checked.use(layers, gather_s, 0.025) for gather_s in gathers_s],
 }
-simulated = [max(e.end_s for e in step(wire_s=g, layers=layers).ops if e.op == "FWD") for g in gathers_s]
+assert (simulated := [max(e.end_s for e in step(wire_s=g, layers=layers).ops if e.op == "FWD") for g in gathers_s])
 assert all(abs(a - b) < 1e-9 for a, b in zip(curves["overlapped"], simulated, strict=True))
 forward_times(gathers_s, 0.025, curves, "Up to the length of a forward, a gather costs next to nothing")
 
@@ -227,7 +228,7 @@ forward_times(gathers_s, 0.025, curves, "Up to the length of a forward, a gather
 # not. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it.
 
 # %%
-grows = [after - before for before, after in itertools.pairwise(curves["overlapped"])]
+assert (grows := [after - before for before, after in itertools.pairwise(curves["overlapped"])])
 assert max(grows[:5]) < 0.006  # up to 25 ms, by no more than the first gather does
 assert min(grows[5:]) > 0.05
 
@@ -367,7 +368,7 @@ assert not any(
 
 # %%
 eight_rows = trace_files.simulated("RTX-4090", 8, None)
-found = checked.use(eight_rows)
+assert (found := checked.use(eight_rows))
 assert abs(found["exposed_s"] - exposed_comm_s(eight_rows, rank=0)) < 1e-9
 assert found["exposed_s"] < 0.5 * found["communication_s"]
 
@@ -412,15 +413,16 @@ beside_ddp(tokens, shares, "What FSDP costs depends on the tokens per GPU and on
 # %%
 assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.79, 0.75]
 assert all(values[-1] > 0.98 for values in shares.values())
-fast_link = Cluster("A100-SXM-80GB", gpus=64, bandwidth_gbps=100)
-few_tokens = {api: simulate("gpt2-350m", fast_link, Plan(api=api, seq_len=128)) for api in ("fsdp2", "ddp")}
-optimizer_s = {
+assert (fast_link := Cluster("A100-SXM-80GB", gpus=64, bandwidth_gbps=100))
+assert (few_tokens := {
+    api: simulate("gpt2-350m", fast_link, Plan(api=api, seq_len=128)) for api in ("fsdp2", "ddp")
+})  # fmt: skip
+assert (optimizer_s := {
     api: sum(e.duration_s for e in sim.timeline.ops if e.op is Op.OPTIM and e.rank == 0)
     for api, sim in few_tokens.items()
-}
-ahead_s = few_tokens["ddp"].step_time_s - few_tokens["fsdp2"].step_time_s
+})  # fmt: skip
 assert shares["100 Gbit/s per GPU"][0] > 1
-assert 0 < ahead_s < optimizer_s["ddp"] - optimizer_s["fsdp2"]
+assert 0 < few_tokens["ddp"].step_time_s - few_tokens["fsdp2"].step_time_s < optimizer_s["ddp"] - optimizer_s["fsdp2"]
 assert optimizer_s["ddp"] > 30 * optimizer_s["fsdp2"]
 
 # %% [markdown]
@@ -470,14 +472,12 @@ standing.picture
 # give it the list.
 
 # %%
-ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}
-assert [round(1e3 * timeline.span_s) for timeline in ahead.values()] == [245, 255]
+assert [round(1e3 * step(Plan(forward_prefetch=1), device=device).span_s) for device in ("gpu", "cpu")] == [245, 255]
 fsdp1 = build(blocks([2**20] * 3), Plan(api="fsdp1", forward_prefetch=True), world_size=8, steps=2)
 for number in (0, 1):
     orders = [i.what for i in fsdp1.ops if i.step == number and i.phase == "forward"]
     print(f"step {number}:", " · ".join(order for order in orders if "layers" in order))
-    early = orders.index("ALL_GATHER(layers.1) n=8") < orders.index("FWD layers.0")
-    assert early == (number == 1)
+    assert (orders.index("ALL_GATHER(layers.1) n=8") < orders.index("FWD layers.0")) == (number == 1)
 
 # %% [markdown] covers=["coverage 000.20", "coverage 002.15", "coverage 002.17", "coverage 002.26"]
 # ### Backward: before, after, or not at all
@@ -540,9 +540,9 @@ for name, mode in modes.items():
     whole_bytes = engine.memory(six).peak_of([Memory.UNSHARDED], Phase.BACKWARD)
     print(f"{name:14s} {whole_bytes / 2**20:.0f} whole blocks in backward")
     assert whole_bytes / 2**20 == {"BACKWARD_PRE": 2}.get(name, 1)
-in_fsdp2 = engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8))
-whole_or_flat = [Memory.UNSHARDED, Memory.AG_OUTPUT]
-assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
+assert (in_fsdp2 := engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8)))
+assert (held := [Memory.UNSHARDED, Memory.AG_OUTPUT])
+assert [in_fsdp2.peak_of(held, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
 
 # %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
 # There are no halves. With `PRE` two blocks are whole, with `POST` one, with `None` one. All three hold the same

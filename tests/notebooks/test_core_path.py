@@ -87,6 +87,15 @@ def test_it_has_at_most_eight_figures(number: int) -> None:
     assert sum(bool(FIGURES & set(out.get("data", {}))) for cell in cells for out in cell.get("outputs", [])) <= 8
 
 
+def test_the_first_notebook_says_how_long_it_takes() -> None:
+    cells = json.loads((NOTEBOOKS / "00_start_here.ipynb").read_text())["cells"]
+    said = re.search(r"takes about (\d+) minutes", "".join(cells[0]["source"]))
+    assert said
+    asked = [load(cell["metadata"]["exercise"]).minutes for cell in cells if "exercise" in cell["metadata"]]
+
+    assert abs(minutes(cells) + sum(asked) - int(said[1])) <= 3
+
+
 def test_its_minutes_are_those_of_reading_it_and_of_its_exercises(number: int) -> None:
     """What an exercise takes is its own estimate; nobody's pass was timed."""
     told, parts = said(number)

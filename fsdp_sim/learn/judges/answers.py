@@ -139,4 +139,6 @@ class OperationOrder:
     def _reason(self, right: list[str], found: list[str]) -> str:
         i = self._place(right, found)
         label = right[i] if i < len(right) else found[i]
+        if i < len(found) and found[i].startswith(f"{label}("):
+            return f"{label} is all that is asked for, without what stands in brackets"
         return next((reason for pattern, reason in self.because.items() if re.search(pattern, label)), "")

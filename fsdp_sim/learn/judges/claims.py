@@ -8,10 +8,12 @@ drawn anew.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference, text
@@ -38,7 +40,8 @@ class Claim:
         beside: how many other collectives the experiment issues: an answer without it would have to show these too.
         drawn: the arguments of a second call, drawn anew, for which another number is right.
         instead: what they are: "an AdamW of other moments".
-        causes: usual wrong numbers, and where each comes from.
+        calls: a class and its method without which the experiment is another one.
+        causes: usual wrong numbers, or what is true of them, and where each comes from.
     """
 
     statement: str
@@ -50,7 +53,8 @@ class Claim:
     beside: tuple[tuple[str, int], ...] = ()
     drawn: Callable[[random.Random], tuple[Any, ...]] | None = None
     instead: str = ""
-    causes: tuple[tuple[float, str], ...] = ()
+    calls: tuple[type, str] | None = None
+    causes: tuple[tuple[float | Callable[[float], bool], str], ...] = ()
     rel: float = 1e-9
 
     def trial(self, seed: int) -> Trial:
@@ -58,7 +62,8 @@ class Claim:
             return Trial((((), self.drawn(random.Random(seed))),) * self.ranks)
         if not self.counts:
             return Trial((((),),) * self.ranks)
-        return Trial((((), ()),) * self.ranks, issues=(1, random.Random(seed).randint(2, MOST_TIMES)))
+        within = functools.partial(Calling, *self.calls) if self.calls else None
+        return Trial((((), ()),) * self.ranks, within=within, issues=(1, random.Random(seed).randint(2, MOST_TIMES)))
 
     def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         right = self.truth()
@@ -69,7 +74,7 @@ class Claim:
             message = message or self._not_measured(rank, answers, trial)
             if message:
                 number = answers[0][1] if _is_pair(answers[0]) else None
-                cause = next((cause for usual, cause in self.causes if usual == number), "")
+                cause = next((cause for usual, cause in self.causes if _is(number, usual)), "")
                 issued = len(ran.records[rank]) / sum(trial.issues or (1,))
                 return not_yet(message, cause or self._counted_all(number, right, issued))
         return Finding(Grade.PASS, f'"{self.statement}" is {self.holds(right)}: {text(right)} {self.measured}.')
@@ -119,13 +124,40 @@ class Claim:
         """Why a right number was known beforehand, or nothing."""
         if not self.drawn:
             return ""
-        right = self.truth(*trial.each[rank][1])
-        if difference([self.holds(right), right], answers[1], rel=self.rel) is None:
+        right, again = self.truth(*trial.each[rank][1]), answers[1][1] if _is_pair(answers[1]) else answers[1]
+        if difference(right, again, rel=self.rel) is None:
             return ""
         return (
-            f"rank {rank}: the number is right, and it was not measured: run once more with {self.instead}, expected "
-            f"{self.holds(right)} and {text(right)}, found {text(answers[1])}"
+            f"rank {rank}: the number is right, and not everything was measured: run once more with {self.instead}, "
+            f"expected {text(right)}, found {text(again)}"
         )
+
+
+@dataclass(frozen=True)
+class Calling:
+    """Calls a function, and refuses its answer if a method was not called meanwhile."""
+
+    owner: type
+    method: str
+    function: Callable[..., Any]
+
+    def __call__(self) -> Any:
+        once = getattr(self.owner, self.method)
+        with patch.object(self.owner, self.method, autospec=True, side_effect=once) as seen:
+            answer = self.function()
+        if not seen.called and answer is not ...:
+            refuse(f"no {self.owner.__name__}.{self.method} was called, so this is another experiment")
+        return answer
+
+
+def refuse(why: str) -> NoReturn:
+    raise RuntimeError(why)
+
+
+def _is(number: Any, usual: float | Callable[[float], bool]) -> bool:
+    if not callable(usual):
+        return bool(usual == number)
+    return isinstance(number, int | float) and usual(number)
 
 
 def _is_pair(answer: Any) -> bool:

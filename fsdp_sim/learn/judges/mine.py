@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
@@ -76,14 +76,18 @@ class InMyFile:
 
     Attributes:
         ways: those of `WAYS`, or `SAVED`, in which it matters.
+        gives: what the function returns, by name, if that is more than one thing.
+        waits: whether it may wait for a collective.
     """
 
     part: str
     ways: tuple[str, ...]
+    gives: tuple[str, ...] = ()
+    waits: bool = True
 
     def trial(self, seed: int) -> Trial:
         cases = tuple((way, seed) for way in self.ways)
-        return Trial((cases,) * RANKS, within=functools.partial(within, self.part))
+        return Trial((cases,) * RANKS, within=functools.partial(within, self))
 
     def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         if ran.replaced:
@@ -118,13 +122,13 @@ class InMyFile:
         )
 
 
-def within(part: str, function: Callable[..., Any]) -> InTheFile:
+def within(judge: InMyFile, function: Callable[..., Any]) -> InTheFile:
     """The file with the function in it.
 
     Raises:
         ValueError: it cannot stand there: it needs more than plain torch, or takes torch's own answer.
     """
-    source = mine.source_of(function, part)
+    source = mine.source_of(function, part := judge.part)
     for node in ast.walk(ast.parse(source)):
         names = _names(node)
         if taken := next((name for name in names if any(word in name.lower() for word in FOREIGN)), ""):
@@ -132,7 +136,7 @@ def within(part: str, function: Callable[..., Any]) -> InTheFile:
         imported = isinstance(node, ast.Import | ast.ImportFrom)
         if more := next((n for n in names if n in APART or (imported and n.partition(".")[0] not in IMPORTS)), ""):
             raise ValueError(f"it uses `{more}`; a part of {mine.FILE} takes no more than torch, and reads no files")
-    return InTheFile(part, mine.with_part(part, source))
+    return InTheFile(part, mine.with_part(part, source), judge.gives, judge.waits)
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -190,6 +194,8 @@ def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
             times = float(answer.double().norm() / truth.double().norm().clamp(min=1e-30))
             off = float((truth - answer).abs().max())
             larger = f", and {times:.3g} times as large" if abs(times - 1) > ROUNDING else ""
+            if abs(times - RANKS) < ROUNDING:
+                larger += f", as a sum over {RANKS} ranks is where their mean is asked for"
             return f"{name} is not torch's: the numbers are off by up to {off:.2g}{larger}"
     return ""
 
@@ -199,10 +205,12 @@ def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class InTheFile:
-    """Trains with the text of a file, whose part ``name`` is the learner's."""
+    """Trains with the text of a file, whose part ``name`` is the learner's; see `InMyFile`."""
 
     name: str
     text: str
+    gives: tuple[str, ...] = ()
+    waits: bool = True
 
     def __call__(self, way: str, seed: int) -> dict[str, torch.Tensor]:
         space: dict[str, Any] = {"__name__": "my_fsdp"}
@@ -210,13 +218,21 @@ class InTheFile:
         learners = space[self.name]
 
         def answered(*given: Any) -> Any:
-            if (found := learners(*given)) is ...:
+            with contextlib.nullcontext() if self.waits else without_waiting():
+                found = learners(*given)
+            if found is ...:
                 raise NotImplementedError
+            if self.gives and not (isinstance(found, tuple | list) and len(found) == len(self.gives)):
+                refuse(f"{self.name} returns {len(self.gives)} things: {' and '.join(self.gives)}")
             return found
 
         space[self.name] = answered
         with without_torchs():
             return trained(way, seed, space["fully_shard"], space["clip_grad_norm"], space["whole_tensors"])
+
+
+def refuse(why: str) -> NoReturn:
+    raise RuntimeError(why)
 
 
 TORCHS_OWN = (
@@ -254,6 +270,18 @@ def without_torchs() -> Iterator[None]:
         for where, name in TORCHS_OWN:
             if callable(getattr(where, name, None)):
                 stack.enter_context(patch.object(where, name, refused(name)))
+        yield
+
+
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Nobody waits for a collective meanwhile."""
+    from fsdp_sim.ranks.work import WatchedWork
+
+    def stop(*_: Any, **__: Any) -> None:
+        refuse("it waits for its collective: issue it with async_op=True, and return the work unwaited")
+
+    with patch.object(WatchedWork, "wait", stop):
         yield
 
 

@@ -75,6 +75,7 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(passes_of(2, 2, 2, 2), "you forgot the backward all-gather: what was freed after forward comes again"),
         Wrong(passes_of(2, 2, 3, 3), "parameters that are kept after forward are not gathered again in backward"),
+        Wrong(passes_of(2, 3, 3, 2), "ZeRO-2 keeps its parameters whole, and gathers them once, when they are new"),
         Wrong(passes_of(1, 2, 3, 2), "an all-reduce is a reduce-scatter and an all-gather: it counts twice"),
         Wrong(passes_of(2, 2, 4, 3), "a reduce-scatter is half of an all-reduce: it counts once"),
         Wrong(

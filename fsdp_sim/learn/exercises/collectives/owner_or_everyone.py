@@ -39,8 +39,8 @@ EXERCISE = Exercise(
     importance=4,
     minutes=15,
     contract='"In forward, the rank that owns a layer broadcasts its weights, so FSDP needs no all-gather." On 2 '
-    "ranks, shard a small model of 4 units and a root with torch's fully_shard, run one forward (no backward) and "
-    "count its all-gathers. Return (True or False, the number of all-gathers).",
+    "ranks, shard a small model of 4 units, and a root that has a layer of its own, with torch's fully_shard. Run one "
+    "forward (no backward) and count its all-gathers. Return (True or False, the number of all-gathers).",
     reference=owner_or_everyone,
     why="Five all-gathers and not one broadcast: nobody owns a layer. Every rank owns rows of every parameter, so "
     "every rank sends its rows and receives all others, at the same time and by the same amount. A broadcast would "
@@ -62,8 +62,8 @@ EXERCISE = Exercise(
         causes=(
             (9, "9 is a whole step; backward gathers the units again. Run the forward alone"),
             (1, "the whole model is one unit here; shard its layers first, each a unit"),
-            (4, "the root is a unit too: what is left when the layers are taken"),
-            (0, "there is no broadcast, so something else brings the weights: count that"),
+            (4, "the root is a unit too, of what the 4 leave to it: give the model one layer more"),
+            (0, "nothing ran by that name, so something else brings the weights: print get_comm_counts() to see"),
         ),
     ),
     wrong=(

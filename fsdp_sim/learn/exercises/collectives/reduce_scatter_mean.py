@@ -34,11 +34,18 @@ EXERCISE = Exercise(
         "own = torch.empty_like(rows[0]); dist.reduce_scatter_tensor takes own, the rows as one flat view, op, group, "
         "async_op=True, and returns the work.",
     ),
-    judge=InMyFile("reduce_scatter_mean", (PLAIN, MIXED)),
+    judge=InMyFile(
+        "reduce_scatter_mean",
+        (PLAIN, MIXED),
+        gives=("the tensor in which this rank's row will be", "the work to wait for"),
+        waits=False,
+    ),
     wrong=(
-        mutant({"ReduceOp.AVG": "ReduceOp.SUM"}, "2 times as large"),
+        mutant({"ReduceOp.AVG": "ReduceOp.SUM"}, "a sum over 2 ranks"),
         mutant({"ReduceOp.AVG": "ReduceOp.MAX"}, "is not torch's"),
-        mutant({", async_op=True": ""}, "'NoneType' object has no attribute 'wait'"),
+        mutant({", async_op=True": ""}, "it waits for its collective"),
+        mutant({"return own, work": "work.wait()\nreturn own, work"}, "it waits for its collective", name="waits"),
+        mutant({"return own, work": "return own"}, "reduce_scatter_mean returns 2 things", name="no work"),
         mutant({"return own, work": "return rows[dist.get_rank()], work"}, "is not torch's", name="its own gradients"),
         Wrong(case_38, "issues other collectives"),
     ),

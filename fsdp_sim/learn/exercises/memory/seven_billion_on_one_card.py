@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.memory.state_bytes_of_a_rank import MODELS, kept_at_the_step
 from fsdp_sim.learn.judges import Claim
 
@@ -66,6 +66,11 @@ def bytes_for(per_parameter: float) -> float:
     return PARAMS * per_parameter
 
 
+def and_the_step(n_bytes: float) -> bool:
+    """Whether they are four numbers and a little more: the steps of a small model's AdamW."""
+    return bytes_for(16) < n_bytes < bytes_for(17)
+
+
 def answers(per_parameter: float, says: bool) -> Callable[..., tuple[bool, float]]:
     return lambda *optimizer: (says, bytes_for(per_parameter))
 
@@ -103,6 +108,7 @@ EXERCISE = Exercise(
             (bytes_for(4), "those are the parameters alone; gradients and two moments come on top"),
             (bytes_for(12), "one of four is missing: parameters, gradients, exp_avg, exp_avg_sq"),
             (bytes_for(20), "the parameters were counted twice; FSDP and plain AdamW keep no second fp32 copy"),
+            (and_the_step, "AdamW's step is no moment; count the tensors that have the shape of the parameter"),
         ),
         rel=1e-4,
     ),
@@ -112,13 +118,18 @@ EXERCISE = Exercise(
         Wrong(answers(12, False), "one of four is missing"),
         Wrong(answers(20, False), "the parameters were counted twice"),
         Wrong(answers(16, True), "the number is right"),
+        mutant(
+            {"if moment.shape == p.shape": "", "nn.Linear(256, 256)": "nn.Linear(8, 8)", "(4, 256)": "(4, 8)"},
+            "AdamW's step is no moment",
+            name="counts the step",
+        ),
     ),
     shortcuts=(
         Wrong(lambda *optimizer: False, "expected True or False and the number"),
-        Wrong(answers(16, False), "it was not measured: run once more with an AdamW of other moments"),
+        Wrong(answers(16, False), "not everything was measured: run once more with an AdamW of other moments"),
         Wrong(
             lambda *optimizer: seven_billion_on_one_card(),
-            "it was not measured: run once more with an AdamW of other moments",
+            "not everything was measured: run once more with an AdamW of other moments",
         ),
     ),
     covers=("misconception 16", "coverage 004.15", "coverage 004.17", "coverage 001.22"),

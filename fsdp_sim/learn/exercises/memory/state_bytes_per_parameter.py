@@ -62,6 +62,20 @@ EXERCISE = Exercise(
         ),
         mutant({" + 4 * fp32_accumulator": ""}, "you forgot the fp32 buffer in which gradients are accumulated"),
         mutant({" + size[gradients]": ""}, "you forgot the gradients: as many as there are parameters"),
+        mutant(
+            {"2 * 4": "2 * size[weights]"},
+            "AdamW's moments are fp32 here, whatever the weights are",
+            name="moments as the weights",
+        ),
+        mutant(
+            {
+                "size[gradients] + 4 * master_copy + 4 * fp32_accumulator": (
+                    "(4 if fp32_accumulator else size[gradients]) + 4 * master_copy"
+                )
+            },
+            "the fp32 buffer is kept beside the gradients, not in their place",
+            name="buffer in their place",
+        ),
         Wrong(lambda *recipe: 16, "16 is FSDP's and the ZeRO paper's recipe, not every one's"),
     ),
     shortcuts=(Wrong(lambda *recipe: type("Any", (), {"__eq__": lambda a, b: True})(), "cannot be sent back"),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
@@ -63,6 +63,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == gathers_of(Plan()),
         counts="all_gather",
+        calls=(FSDPModule, "set_modules_to_forward_prefetch"),
         beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (5, "that is the forward alone; count the whole step"),
@@ -77,11 +78,16 @@ EXERCISE = Exercise(
             name="root freed",
         ),
         mutant(
+            {"block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])": "pass"},
+            "set_modules_to_forward_prefetch was called, so this is another experiment",
+            name="no lists",
+        ),
+        mutant(
             {"gathers == 9": "gathers > 9"},
             "the number is right, 9 all-gathers in one step, but",
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (True, 9), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 9), "so this is another experiment"),),
     covers=("coverage 000.21", "coverage 004.103", "misconception 4.114"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -60,6 +60,7 @@ EXERCISE = Exercise(
         truth=in_the_program,
         holds=lambda gathers: gathers == 2 * BLOCKS + 1,
         counts="all_gather",
+        calls=(CheckpointWrapper, "forward"),
         beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (3 * BLOCKS + 1, "that would be one more for each block; count what the ranks issue"),
@@ -68,6 +69,11 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
+        mutant(
+            {"map(checkpoint_wrapper, blocks)": "blocks"},
+            "no CheckpointWrapper.forward was called, so this is another experiment",
+            name="no checkpoint",
+        ),
         mutant(
             {"gathers == 9, gathers": "False, 3 * BLOCKS + 1"},
             "that would be one more for each block; count what the ranks issue",
@@ -92,6 +98,6 @@ EXERCISE = Exercise(
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (True, 9), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 9), "so this is another experiment"),),
     covers=("misconception 27", "coverage 001.52", "coverage 002.29"),
 )

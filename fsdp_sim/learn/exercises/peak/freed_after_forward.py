@@ -61,6 +61,7 @@ EXERCISE = Exercise(
         counts="all_gather",
         beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
+            (2 * BLOCKS, "the root is a unit too, of what the 5 leave to it: give the model one layer more"),
             (BLOCKS + 1, "so it is if backward gathers nothing; count the whole step, with the defaults"),
             (2 * BLOCKS + 2, "with the defaults the root stays whole after forward, for its backward comes first"),
         ),

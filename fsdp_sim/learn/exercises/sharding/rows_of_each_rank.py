@@ -35,6 +35,10 @@ def rest_at_the_end(rows: int, ranks: int) -> list[int]:
     return [rows // ranks] * (ranks - 1) + [rows // ranks + rows % ranks]
 
 
+def rounded_down(rows: int, ranks: int) -> list[int]:
+    return [rows // ranks] * ranks
+
+
 EXERCISE = Exercise(
     title="Say how many rows each rank keeps",
     kind=ExerciseKind.NUMBER,
@@ -65,11 +69,17 @@ EXERCISE = Exercise(
             name="with padding",
         ),
         mutant(
+            {"max(0, min(most, rows - rank * most))": "min(most, rows - rank * most)"},
+            "no rank keeps fewer rows than none: where nothing is left, say 0",
+            name="below zero",
+        ),
+        Wrong(rounded_down, "the quotient is rounded down, so the last rows are on no rank"),
+        mutant(
             {"range(ranks)": "range(ranks) if rank * most < rows"},
             "a rank that keeps nothing is a rank too: its shard is empty, and it takes part",
             name="only pieces",
         ),
     ),
-    shortcuts=(Wrong(lambda rows, ranks: [rows // ranks] * ranks, "expected"),),
+    shortcuts=(Wrong(lambda rows, ranks: [2, 2, 1, 0], "expected"),),
     covers=("coverage 004.83", "coverage 004.84", "coverage 004.96"),
 )

@@ -60,7 +60,8 @@ EXERCISE = Exercise(
         beside=(("reduce_scatter", BLOCKS + 1),),
         causes=(
             (9, "9 is torch's default, which frees every unit but the root after forward"),
-            (4, "the root is a unit too"),
+            (4, "the root is a unit too, of what the 4 leave to it: give the model one layer more"),
+            (1, "the whole model is one unit here; shard its layers first, each a unit"),
             (0, "you counted the backward alone; count the whole step"),
         ),
     ),

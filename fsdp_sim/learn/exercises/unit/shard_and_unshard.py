@@ -54,6 +54,14 @@ def with_padding(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"shard": piece, "whole": torch.cat(padded)} for piece in pieces(inputs)]
 
 
+def padded_shards(inputs: Inputs) -> list[dict[str, Any]]:
+    rows = -(-len(inputs[0][0]) // RANKS)
+    return [
+        right | {"shard": torch.cat([right["shard"], torch.zeros(rows - len(right["shard"]), COLUMNS)])}
+        for right in in_one_process(inputs)
+    ]
+
+
 def adds_up(weight):
     rows = -(-len(weight) // dist.get_world_size())
     first = dist.get_rank() * rows
@@ -98,6 +106,7 @@ EXERCISE = Exercise(
         causes=(
             (own_weights, "that is this rank's own weight: nothing has come from the other ranks"),
             (with_padding, "the padding is still at the end of the whole weight"),
+            (padded_shards, "what travels is padded; the shard that a rank keeps has its own rows alone"),
         ),
         checks=(CollectiveOrder(lambda trial: ["all_gather"], "one all-gather of equal pieces"),),
     ),
@@ -113,6 +122,7 @@ EXERCISE = Exercise(
             "IndexError",
             name="chunks only",
         ),
+        mutant({'"shard": shard': '"shard": piece'}, "what travels is padded", name="keeps the padding"),
         Wrong(adds_up, "expected all_gather, found all_reduce"),
     ),
     shortcuts=(

@@ -72,6 +72,11 @@ EXERCISE = Exercise(
     ),
     wrong=(
         mutant(
+            {"fully_shard(block.self_attn)\nfully_shard(block)": "fully_shard(block)\nfully_shard(block.self_attn)"},
+            "called fully_shard on a module whose parameters are in a unit already",
+            name="outside in",
+        ),
+        mutant(
             {"fully_shard(block.self_attn)": ""},
             "that is with the blocks alone, or the forward alone",
             name="blocks alone",
