@@ -241,9 +241,9 @@ viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
 # and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this machine.
 #
 # Here are two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
-# if it was right, else of the reference. Below, the blocks are kept after forward. The all-gathers of the
-# blocks are gone from backward, and a quarter of the step with them. The red that is left there waits for
-# reduce-scatters. The price is memory (chapter 7).
+# if it was right, else of the reference. Below, the blocks are kept after forward: their all-gathers are gone from
+# backward, and a quarter of the step with them. What is still red there waits for reduce-scatters. The price is memory
+# (chapter 7).
 
 # %%
 tiny = Model("five blocks", n_layer=5, d_model=2048, n_head=16, d_ffn=8192, vocab=4096)
