@@ -104,4 +104,6 @@ def _stub(answers: list[list[Any]]) -> Finding | None:
     given = [answer for of_rank in answers for answer in of_rank]
     if any(answer is not None and answer is not ... for answer in given):
         return None
-    return Finding(Grade.NOT_YET, f"it {IS_A_STUB}: it returns nothing yet; write the answer after `return`.")
+    if ... in given:
+        return Finding(Grade.NOT_YET, f"it {IS_A_STUB}: it returns nothing yet; write the answer after `return`.")
+    return Finding(Grade.NOT_YET, "it returns nothing: write the answer after `return`; printing it is not enough.")

@@ -71,6 +71,18 @@ def test_after_a_wrong_answer_the_notebook_goes_on_with_the_reference() -> None:
     assert progress.entry(NAME).state is progress.ExerciseState.TRIED
 
 
+def test_an_answer_that_is_only_printed_is_none() -> None:
+    verdict = check(NAME, lambda layers, keep: print(right(layers, keep)))
+
+    assert "it returns nothing: write the answer after `return`; printing it is not enough" in verdict.message
+
+
+def test_what_cannot_be_sent_back_is_said_without_a_place_in_our_code() -> None:
+    verdict = check(NAME, lambda layers, keep: (n for n in [right(layers, keep)]))
+
+    assert verdict.message.endswith("return numbers, texts, lists, dicts or tensors.")
+
+
 # ---------------------------------------------------------------------- code that does not return
 
 
