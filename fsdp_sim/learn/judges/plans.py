@@ -52,7 +52,7 @@ class BestPlan:
         sim = self._simulated(answer)
         cause = looks_like([answer], [()], wrong)
         if not sim.fits:
-            return not_yet(f"{does_not_fit(sim)}.", cause)
+            return not_yet(does_not_fit(sim).rstrip("."), cause)
         speed, best = sim.tokens_per_s_per_gpu, self.best
         share = speed / best
         what = (
