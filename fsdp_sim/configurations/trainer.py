@@ -30,6 +30,11 @@ def read(keys: Keys, asked: Asked) -> Said:
     plan = plan_of_arguments(keys, asked, {}) | plan_of_calls(keys)
     if keys["use_liger_kernel"]:
         plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", 1024))
+    if plan["api"] == "ddp" and plan["param_dtype"] and not plan.get("base_quantization"):
+        keys.remarks.append(  # PreTrainedModel.from_pretrained: dtype is "auto"
+            f"A script loads the model beside {keys.file}, and DDP keeps its dtype: taken to be fp32, unless "
+            f"model_dtype says another; from_pretrained takes the checkpoint's, mostly bf16."
+        )
     return Said(plan=plan, model=keys["model_name_or_path"])
 
 

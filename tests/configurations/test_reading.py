@@ -71,6 +71,14 @@ def test_each_key_is_understood_or_without_effect_and_each_default_is_said(case,
     assert all(schema.package in sentence for sentence in found.defaults)
 
 
+@pytest.mark.parametrize(("fsdp", "is_said"), [({}, True), ({"fsdp": True}, False)], ids=["ddp", "fsdp"])
+def test_that_ddp_keeps_the_dtype_in_which_a_model_is_loaded_is_said(fsdp, is_said, tmp_path):
+    """FSDP does not: Accelerate makes fp32 of what is trained."""
+    (tmp_path / "a.json").write_text(json.dumps({"output_dir": "out", "bf16": True} | fsdp))
+
+    assert ("unless model_dtype says another" in " ".join(read(tmp_path / "a.json").remarks)) == is_said
+
+
 @pytest.mark.parametrize(("name", "section"), [("fsdp_config", {"fsdp": True}), ("deepspeed", {})])
 def test_comments_of_json_are_remarked_in_the_file_that_another_names_too(name, section, tmp_path):
     (tmp_path / "named.json").write_text("{} // as people write")
