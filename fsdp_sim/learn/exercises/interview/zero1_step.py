@@ -59,6 +59,11 @@ def only_its_part(inputs: Inputs) -> list[dict[str, Any]]:
     ]
 
 
+def part_alone(inputs: Inputs) -> list[dict[str, Any]]:
+    right = stepped(inputs)
+    return [of | {"weights": of["weights"].chunk(RANKS)[rank]} for rank, of in enumerate(right)]
+
+
 def without_momentum(inputs: Inputs) -> list[dict[str, Any]]:
     plain = stepped(inputs, momentum_of=lambda old, g: g)[0]["weights"]
     return [{"weights": plain, "momentum": momentum} for _, _, momentum, _, _ in inputs]
@@ -127,6 +132,7 @@ EXERCISE = Exercise(
                 "the gradient is a sum over the ranks where the mean is asked for",
             ),
             (only_its_part, "only this rank's part of the weights is new: the others' were never gathered"),
+            (part_alone, "these are this rank's part of the weights alone; gather the others' and return all"),
             (without_momentum, "the momentum was neither used nor kept"),
             (
                 lambda i: stepped(i, momentum_of=lambda old, g: BETA * old + (1 - BETA) * g),
@@ -167,6 +173,7 @@ EXERCISE = Exercise(
             "neither used nor kept",
             name="momentum left out",
         ),
+        mutant({'"weights": weights': '"weights": part'}, "this rank's part of the weights alone", name="part alone"),
         mutant({"mine / ranks": "(1 - beta) * mine / ranks"}, "damped by 1 - beta", name="damped"),
         mutant(
             {'"momentum": momentum}': '"momentum": momentum.repeat(ranks)}'}, "its shape should be", name="whole state"
