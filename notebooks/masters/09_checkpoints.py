@@ -400,7 +400,7 @@ torch.manual_seed(0)
 batches = [(list(torch.randn(8, 4, 16).unbind()),) for _ in range(2)]
 undisturbed, again = run(goes_on_with_weights, 2, each=batches, progress=False)[0]
 shown = {"never interrupted": (0, undisturbed), "gone on with the weights alone": (3, again[3:])}
-losses(shown, "With the weights alone, another run goes on")
+losses(shown, "With the weights alone, another run goes on", unit="")  # a mean square
 
 # %%
 assert again[:3] == undisturbed[:3]
@@ -411,8 +411,8 @@ assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 # Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and the
 # **random numbers** of each rank. Schedules follow from the step.
 #
-# Look at the second curve. It is *lower*! It reads the first batches again, and that looks like progress. And without
-# AdamW's moments, a loss that has settled jumps: the first steps are scaled as if gradients had no history.
+# Look at the squares. Soon they are *lower*! They read the first batches again, and that looks like progress. And
+# without AdamW's moments, a loss that has settled jumps: the first steps are scaled as if gradients had no history.
 
 # %% [markdown] covers=["pitfall 42", "coverage 004.63"]
 # ### Optional: a resume that nobody can tell
@@ -430,7 +430,7 @@ assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 resumed = run(checked.use, 2, each=[(*own, 3, str(folder / "resumed")) for own in batches], progress=False)[0]
 shown = {"never interrupted": (0, undisturbed), "resumed after step 2": (3, resumed[3:])}
 assert torch.allclose(torch.tensor(resumed), torch.tensor(undisturbed))
-losses(shown, "With all four kept, nobody can tell")
+losses(shown, "With all four kept, nobody can tell", unit="")
 
 # %% [markdown] covers=["coverage 001.32", "coverage 001.19"]
 # "Resume works" means this picture. The labs' trainer goes on by itself when it finds a checkpoint in its `--out`, on

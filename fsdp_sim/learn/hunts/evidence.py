@@ -117,7 +117,7 @@ def pictures_of(of: Training, ran: TrialRun, right: TrialRun) -> tuple[Picture, 
         return (drawn.titled("What rank 0 did in the second step"),)
     if of.leaves is Leaves.LOSSES:
         logs = {name: (1, values) for name, values in found.items()}
-        return (losses(logs, "The loss of each step, as rank 0 has logged it"),)
+        return (losses(logs, "The loss of each step, as rank 0 has logged it", unit=""),)
     if of.leaves is Leaves.BESIDE_ONE:
         return tuple(
             losses(
