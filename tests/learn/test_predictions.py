@@ -77,6 +77,11 @@ def test_what_is_no_answer_is_refused_and_nothing_is_committed(asked, text):
     assert not board("memory").calibration
 
 
+def test_an_estimate_in_percent_is_written_as_the_truth_is():
+    share = Prediction("Which part?", "63%", "Because.", unit="%", name="share")
+    assert share.commit("65 %").sentence == "You said 65%; it is 63%: your estimate is 3% too high."
+
+
 def test_the_first_answer_counts_for_the_board():
     for text in ("8 GB", "16 GB"):
         settled(BYTES, text)
