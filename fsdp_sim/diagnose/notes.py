@@ -37,6 +37,13 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
             f"One process drives several devices here. Those with the numbers {', '.join(map(str, others[:8]))} are "
             f"left out; all that is said is of one."
         )
+    if kernels := found.peers.timeline.header.of_graphs:
+        lines.append(
+            f"{kernels:,} kernels were launched by CUDA graphs, many with one call, so the trace says neither which "
+            f"belong to forward or backward, nor when the CPU would have issued each: causes are read off times and "
+            f"streams alone, and a step is what profiler.step() marks, or else all of the trace. To know more, record "
+            f"a step without graphs."
+        )
     if measured and not view.says_issues:
         lines.append("The timeline does not say when the CPU issued, so lateness of the CPU cannot be seen.")
     if measured and not view.says_waits:

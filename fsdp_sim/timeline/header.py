@@ -105,6 +105,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         host_work: what CPUs did besides issuing, as far as it was recorded.
         clocks: how clocks of ranks were set by each other.
         left_out: of a measured run the devices whose kernels stand in the same file and were not read.
+        of_graphs: of a measured run how many kernels graphs launched (CUDA's), many with one call.
         began_unix_s: of a measured run when second 0 was by the machine's clock, in seconds since 1970; 0 where nobody
             said.
     """
@@ -123,5 +124,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_work: tuple[HostWork, ...] = ()
     clocks: tuple[ClockShift, ...] = ()
     left_out: tuple[int, ...] = ()
+    of_graphs: int = 0
     began_unix_s: float = 0.0
     version: int = VERSION

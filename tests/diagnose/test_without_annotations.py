@@ -143,3 +143,18 @@ def test_on_cores_a_thread_that_stands_by_a_collective_waits_for_it_and_is_not_b
     found = diagnose(read_timeline(RECORDED / "ddp.rank0.json.gz"))
     assert found.culprits[0].culprit is Culprit.REDUCTION
     assert found.culprits[0].idle_s > found.exposed_s
+
+
+def test_kernels_of_graphs_are_said_to_be_launched_at_once(tmp_path: Path) -> None:
+    run = plain.PlainRank()
+    plain.sharded(run)
+    trace = run.trace()
+    for event in trace["traceEvents"]:
+        if event["cat"] == "cuda_runtime":
+            event["name"] = "cudaGraphLaunch"
+        if "correlation" in event["args"] and event["cat"] in ("cuda_runtime", "kernel"):
+            event["args"]["correlation"] = 7
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace))
+    kernels = sum(event["cat"] == "kernel" for event in trace["traceEvents"])
+    assert any(f"{kernels} kernels were launched by CUDA graphs" in note for note in diagnose(read_timeline(path)).notes)

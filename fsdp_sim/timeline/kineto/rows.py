@@ -118,6 +118,7 @@ class TraceRows:
         names: of CPU operations; `ops` says which have which.
         collectives: CPU operations of torch.distributed, with their arguments; gloo: its threads' spans.
         launched: where a correlation id was launched: (start, thread).
+        graphs: the correlation ids of graphs, which launch many kernels at once.
         left_out: devices whose kernels are no longer among `kernels`.
         modules, frames: Python's calls of ``nn.Module`` and of the user's functions, these as ``file:line``.
     """
@@ -129,6 +130,7 @@ class TraceRows:
         self.gloo: list[tuple[Span, Args]] = []  # collectives on gloo's threads
         self.names: list[str] = []
         self.launched: dict[int, tuple[float, int]] = {}
+        self.graphs: set[int] = set()
         self.kernels: list[Kernel] = []
         self.left_out: tuple[int, ...] = ()
         self.waits: list[StreamWait] = []
@@ -262,6 +264,8 @@ def _take_launch(rows: TraceRows, raw: Raw, span: Span) -> None:
     correlation = _args_of(raw).correlation
     if isinstance(correlation, int):
         rows.launched[correlation] = (span.start, span.tid)
+        if span.name.endswith("GraphLaunch"):  # CUDA's runtime and driver, and HIP
+            rows.graphs.add(correlation)
 
 
 def _take_kernel(rows: TraceRows, raw: Raw, span: Span) -> None:
