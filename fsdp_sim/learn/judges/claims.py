@@ -151,6 +151,7 @@ class Calling:
 
 
 def refuse(why: str) -> NoReturn:
+    """Ends a learner's call, of which the check then says why."""
     raise RuntimeError(why)
 
 

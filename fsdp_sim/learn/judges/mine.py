@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,6 +29,7 @@ from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import made
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.account import dishonest
+from fsdp_sim.learn.judges.claims import refuse
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS, STEPS = 2, 2
@@ -229,10 +230,6 @@ class InTheFile:
         space[self.name] = answered
         with without_torchs():
             return trained(way, seed, space["fully_shard"], space["clip_grad_norm"], space["whole_tensors"])
-
-
-def refuse(why: str) -> NoReturn:
-    raise RuntimeError(why)
 
 
 TORCHS_OWN = (
