@@ -252,21 +252,15 @@ def without_torchs() -> Iterator[None]:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError(TORCHS)
-
-    def refused(name: str) -> Callable[..., None]:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise RuntimeError(f"it calls `{name}`; {TORCHS}")
-
-        return refuse
+    def refused(why: str) -> Callable[..., None]:
+        return lambda *_, **__: refuse(why)
 
     with contextlib.ExitStack() as stack:
         for owner in (FSDPState, FSDPParamGroup, FullyShardedDataParallel):
-            stack.enter_context(patch.object(owner, "__init__", refuse))
+            stack.enter_context(patch.object(owner, "__init__", refused(TORCHS)))
         for where, name in TORCHS_OWN:
             if callable(getattr(where, name, None)):
-                stack.enter_context(patch.object(where, name, refused(name)))
+                stack.enter_context(patch.object(where, name, refused(f"it calls `{name}`; {TORCHS}")))
         yield
 
 
