@@ -43,8 +43,15 @@ def inputs(seed: int) -> Inputs:
     return [(whole if rank == 0 else torch.empty(0), rows, COLUMNS) for rank in range(RANKS)]
 
 
+def few(seed: int) -> Inputs:
+    """Rows of which the last rank has none."""
+    whole = torch.randn(RANKS + 1, COLUMNS, generator=torch.Generator().manual_seed(seed))
+    return [(whole if rank == 0 else torch.empty(0), RANKS + 1, COLUMNS) for rank in range(RANKS)]
+
+
 def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
-    return list(inputs[0][0].chunk(RANKS))
+    pieces = list(inputs[0][0].chunk(RANKS))
+    return [*pieces, *[torch.empty(0, COLUMNS)] * (RANKS - len(pieces))]
 
 
 def by_own_rows(inputs: Inputs) -> list[torch.Tensor]:
@@ -92,6 +99,7 @@ EXERCISE = Exercise(
     judge=OnRanks(
         inputs=inputs,
         truth=in_one_process,
+        again=few,
         causes=(
             (by_own_rows, "it begins at rank times its own number of rows; the ranks before it keep more than it does"),
             (rounded_down, "the quotient is rounded down, so the last rows are on no rank"),
@@ -107,6 +115,7 @@ EXERCISE = Exercise(
             name="fairly",
         ),
         mutant({"whole[first : first + most]": "whole"}, "its shape should be"),
+        mutant({"whole[first : first + most]": "whole.chunk(ranks)[rank]"}, "IndexError", name="chunks only"),
     ),
     shortcuts=(
         Wrong(rank_0_only, "3 of 4 ranks are wrong"),
