@@ -1,9 +1,13 @@
 """A program for another number of ranks has the sizes that it would have if it were built."""
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
+from tests.laws.draws import requests
+from tests.laws.law import Request
 
 LAYER = (
     Param("norm.weight", (20,)),
@@ -51,3 +55,23 @@ def test_what_is_issued_otherwise_is_built() -> None:
         made = build(units, plan, ranks)
         assert made.resized is None
         assert made.instructions == build(list(units), plan, ranks).instructions
+
+
+def test_of_any_plan_they_are_those_of_the_program_that_is_built() -> None:
+    units, shared = model(12), 0
+
+    @settings(max_examples=100, phases=[Phase.generate], derandomize=True, deadline=None)
+    @given(requests(), st.sampled_from([2, 3, 8, 12, 100]), st.sampled_from([4, 5, 16, 24, 1000]))
+    def holds(request: Request, ranks: int, others: int) -> None:
+        nonlocal shared
+        try:
+            build(units, request.plan, ranks)
+            built = build(list(units), request.plan, others)
+        except ValueError:  # not on so many ranks
+            return
+        made = build(units, request.plan, others)
+        assert made == built
+        shared += made.resized is not None
+
+    holds()
+    assert shared > 10
