@@ -87,13 +87,17 @@ def test_it_has_at_most_eight_figures(number: int) -> None:
     assert sum(bool(FIGURES & set(out.get("data", {}))) for cell in cells for out in cell.get("outputs", [])) <= 8
 
 
-def test_the_first_notebook_says_how_long_it_takes() -> None:
-    cells = json.loads((NOTEBOOKS / "00_start_here.ipynb").read_text())["cells"]
-    said = re.search(r"takes about (\d+) minutes", "".join(cells[0]["source"]))
-    assert said
-    asked = [load(cell["metadata"]["exercise"]).minutes for cell in cells if "exercise" in cell["metadata"]]
+def test_the_first_notebook_shows_its_point_in_ten_minutes_and_takes_a_quarter_of_an_hour_more() -> None:
+    cells = cells_of(0)
+    point = sum(minutes(cells[part]) for part in ("", "1", "2"))
+    rest = sum(minutes(some) for part, some in cells.items() if part not in ("", "1", "2"))
+    asked = [
+        load(c["metadata"]["exercise"]).minutes for some in cells.values() for c in some if "exercise" in c["metadata"]
+    ]
 
-    assert abs(minutes(cells) + sum(asked) - int(said[1])) <= 3
+    assert "In ten minutes, with sections 1 and 2, you know" in " ".join("".join(cells[""][0]["source"]).split())
+    assert point == pytest.approx(10, abs=1)
+    assert rest + sum(asked) == pytest.approx(15, abs=3)
 
 
 def test_its_minutes_are_those_of_reading_it_and_of_its_exercises(number: int) -> None:
