@@ -225,8 +225,7 @@ class Watchdog:
             what, fix = f"{odd.detail} instead of {usual.detail}", "use the same reduce op, root and group on all ranks"
         return EndReason(
             headline=f"{listed(few)} called {what}",
-            why=f"collective #{usual.group_seq} is {describe(usual)} on {listed(many)}, "
-            f"but {describe(odd)} on {listed(few)}",
+            why=f"{describe(usual)} on {listed(many)}, but {describe(odd)} on {listed(few)}",
             fix=fix,
             ranks=tuple(few),
         )
