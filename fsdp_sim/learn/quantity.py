@@ -195,4 +195,5 @@ def written(value: float, unit: str) -> str:
     shown = sorted((scale, name) for name, scale in SCALES[unit].items() if name in SHOWN)
     scale, name = max((one for one in shown if one[0] <= abs(value) * (1 + 1e-9)), default=shown[0])
     number = value / scale
-    return f"{number:.3g} {name}" if abs(number) < 1000 else f"{number:,.0f} {name}"
+    digits = f"{number:.3g}" if abs(number) < 1000 else f"{number:,.0f}"
+    return f"{digits}%" if name == "%" else f"{digits} {name}"

@@ -14,10 +14,25 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # which the first step of every optimizer imports
+import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 
 RANKS = 2
+KEPT: list[object] = []
+
+
+def keep_groups() -> None:
+    """Process groups live until the process ends. Where DDP's reducer is the last to hold one, it ends gloo's threads
+    while it has the GIL, for which one of them may be waiting: seldom, and then for ever (torch 2.13).
+    """
+    init = dist.init_process_group
+
+    def kept(*args: object, **options: object) -> None:
+        init(*args, **options)  # type: ignore[arg-type]
+        KEPT.append(dist.group.WORLD)
+
+    dist.init_process_group = kept
 
 
 def rank(script: str, folder: str, number: int, port: int) -> None:
@@ -26,6 +41,7 @@ def rank(script: str, folder: str, number: int, port: int) -> None:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OUT_DIR": folder,
     }  # fmt: skip
     torch.set_num_threads(1)
+    keep_groups()
     sys.path.insert(0, str(Path(script).parent))
     out = open(Path(folder, f"rank{number}.txt"), "w")  # noqa: SIM115 - the process ends with it
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

@@ -85,8 +85,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text = text.strip()
         if not self.choices:
             ratio = self.value(text) / self.value(self.answer)
-            answer = written(self.value(text), self.unit).replace(" %", "%")  # as the truth is written
-            return Committed(self, answer, abs(ratio - 1) <= CLOSE, ratio)
+            return Committed(self, written(self.value(text), self.unit), abs(ratio - 1) <= CLOSE, ratio)
         number = int(text) - 1 if text.isdecimal() and text not in self.choices else -1
         by_text = {_plain(choice): choice for choice in self.choices}
         choice = self.choices[number] if 0 <= number < len(self.choices) else by_text.get(_plain(text))

@@ -29,7 +29,8 @@ function written(value, asked) {
   const fitting = asked.shown.filter(([scale]) => scale <= Math.abs(value) * (1 + 1e-9));
   const [scale, name] = fitting.length ? fitting[fitting.length - 1] : asked.shown[0];
   const number = value / scale;
-  return `${Math.abs(number) < 1000 ? digits3(number) : whole(number)} ${name}`;
+  const digits = Math.abs(number) < 1000 ? digits3(number) : whole(number);
+  return name === "%" ? `${digits}%` : `${digits} ${name}`;
 }
 
 function off(ratio) {
