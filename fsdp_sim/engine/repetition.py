@@ -269,9 +269,9 @@ class Repetition:
                 if moment not in moments:
                     moments[moment] = [moment + one for one in later_s]
                 times[k + period : k + far + 1 : period] = moments[moment]
-        done, late = b"\1" * periods, f.late
+        ones, late = b"\1" * periods, f.late
         for k in ended:
-            f.done[k + period : k + far + 1 : period] = done
+            f.done[k + period : k + far + 1 : period] = ones
             if k in late:
                 late |= {one: f.clocks[one] for one in range(k + period, k + far + 1, period)}
         now = moments[here.now][-1]

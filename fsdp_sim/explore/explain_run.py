@@ -125,10 +125,7 @@ class RunExplained:
         if len(self.accounts) < 2:
             return None
         first, second = self.accounts[:2]
-        number = next_measurement(first, second, self.measured, self.options)
-        return (
-            number if number is not None and number.apart is not None and number.apart >= BAD else look(first, second)
-        )
+        return next_measurement(first, second, self.measured, self.options) or look(first, second)
 
 
 def explain_run(
@@ -243,9 +240,9 @@ def _weight(account: Account) -> float:
 def next_measurement(
     first: Account, second: Account, measured: Measured, options: dict[str, Any]
 ) -> NextMeasurement | None:
-    """Of the numbers that one can measure of the same run, the one that tells two accounts apart best."""
-    found = [one for one in _measurements(first, second, measured, options) if one is not None and one.apart > 1]
-    return max(found, key=lambda one: one.apart, default=None)
+    """Of the numbers that one can measure of the same run, the one that tells two accounts apart best, and well."""
+    found = [one for one in _measurements(first, second, measured, options) if one and (one.apart or 0.0) >= BAD]
+    return max(found, key=lambda one: one.apart or 0.0, default=None)
 
 
 def look(first: Account, second: Account) -> NextMeasurement | None:
@@ -254,9 +251,8 @@ def look(first: Account, second: Account) -> NextMeasurement | None:
     for name in one | other:
         mine, theirs = one.get(name), other.get(name)
         if mine != theirs and (shown := mine or theirs):
-            return NextMeasurement(
-                shown.check, *(ASIDE if suspect is None else suspect.what for suspect in (mine, theirs)), apart=None
-            )
+            said = [ASIDE if suspect is None else suspect.what for suspect in (mine, theirs)]
+            return NextMeasurement(shown.check, said[0], said[1], apart=None)
     return None
 
 
