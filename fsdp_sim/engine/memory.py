@@ -212,10 +212,6 @@ class MemoryProfile:
         return [at_end[n] if e else at_start[n] for n, e in zip(self.at, late, strict=True)]
 
 
-def _bytes_of(category: Memory, states: Mapping[tuple[Memory, str], int]) -> int:
-    return sum([n_bytes for (of, _), n_bytes in states.items() if of is category])
-
-
 def memory(
     what: Program | Run, workload: Workload | None = None, *, foreach_optimizer: bool | None = None
 ) -> MemoryProfile:
@@ -241,7 +237,9 @@ def memory(
     optimizer = OPTIMIZERS[program.plan.optimizer]
     foreach = program.plan.optimizer_impl == "foreach" if foreach_optimizer is None else foreach_optimizer
     if foreach and optimizer.foreach_temporary:
-        kept = program.once("bytes of the optimizer", lambda: _bytes_of(Memory.OPTIMIZER, states))
+        kept = program.once(
+            "bytes of the optimizer", lambda: sum([b for (of, _), b in states.items() if of is Memory.OPTIMIZER])
+        )
         moment = kept * optimizer.foreach_temporary // optimizer.states
     work = workload.work if workload is not None else None
     return MemoryProfile(program, states, changes_of(program, workload, moment), run, work)

@@ -254,26 +254,27 @@ class Repetition:
         far = periods * period
         moments: dict[float, list[float]] = {}  # by when one is in the last period, when it is in those to come
 
+        def images(k: int) -> slice:
+            return slice(k + period, k + far + 1, period)
+
         for times, binding, of in ((f.starts, f.issued, started), (f.until, f.floor, ended)):
             for k in of:
                 if times[k] == binding[k]:  # exactly then, each time
-                    moments.setdefault(times[k], binding[k + period : k + far + 1 : period])
+                    moments.setdefault(times[k], binding[images(k)])
         length_s = here.now - last.now
         later_s = [length_s * number for number in range(1, periods + 1)]
         if moments:  # then the CPU sets the pace
-            clocks = f.clocks[here.k + period : here.k + far + 1 : period]
-            later_s = [clock - f.clocks[here.k] for clock in clocks]
+            later_s = [clock - f.clocks[here.k] for clock in f.clocks[images(here.k)]]
         for times, of in ((f.starts, started), (f.until, ended)):
             for k in of:
                 moment = times[k]
                 if moment not in moments:
                     moments[moment] = [moment + one for one in later_s]
-                times[k + period : k + far + 1 : period] = moments[moment]
-        ones, late = b"\1" * periods, f.late
+                times[images(k)] = moments[moment]
         for k in ended:
-            f.done[k + period : k + far + 1 : period] = ones
-            if k in late:
-                late |= {one: f.clocks[one] for one in range(k + period, k + far + 1, period)}
+            f.done[images(k)] = b"\1" * periods
+            if k in f.late:
+                f.late |= {one: f.clocks[one] for one in range(k + period, k + far + 1, period)}
         now = moments[here.now][-1]
         for k in f.flying:
             one = k + far
