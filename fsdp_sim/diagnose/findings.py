@@ -130,7 +130,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         notes: what the timeline does not say, and how to find out.
         rank_times: of each rank, where several are at hand and share collectives.
         straggler: the rank that makes the step longer than it would be with all ranks as fast as the median; null where
-            none does by 2 % of the step.
+            none does by 2% of the step.
         critical_path: the step's time by rank and kind of operation, along the chain of operations each of which began
             when the one before it ended, from rank to rank; what costs most first.
     """

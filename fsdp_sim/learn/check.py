@@ -50,7 +50,7 @@ def check(name: str, solution: Callable[..., Any]) -> Verdict:
 
     more = [progress.change(name, note)]
     if verdict.passed and exercise.cause:
-        more.insert(0, causes.told(exercise.cause, named))
+        more.insert(0, causes.told(name, exercise.cause, named))
     if verdict.passed and name in mine.chapters():
         try:
             more.append(mine.put(name, mine.source_of(solution, name)))

@@ -172,7 +172,7 @@ def compare(
     Args:
         step: of both; by default in each the one of median duration, the first left out.
         rank: of both, or one of each; by default the first rank of each.
-        tolerance_s: by how much times may differ and still be the same; by default 1 % of the longer step.
+        tolerance_s: by how much times may differ and still be the same; by default 1% of the longer step.
 
     Raises:
         ValueError: a timeline has no operations, or not the step or the rank asked for.

@@ -390,7 +390,7 @@ assert doctor.culprits[0].culprit != "issued late by the CPU"
 # %% [markdown] covers=["coverage 001.23", "coverage 001.44", "misconception 1.12"]
 # ## 7. When nothing can hide it
 #
-# "FSDP reaches 85 to 95 % of DDP's speed." "It costs 10 to 15 %." No source says where. We take GPT-2 with 350 million
+# "FSDP reaches 85 to 95% of DDP's speed." "It costs 10 to 15%." No source says where. We take GPT-2 with 350 million
 # parameters on 64 GPUs, three links, and more and more tokens per GPU.
 
 # %% predict="share_of_ddps_speed"
@@ -521,7 +521,7 @@ HTML(viz.Table("A step", ("", "a CPU that is ahead", "a CPU that is late"), rows
 
 # %% [markdown] covers=["coverage 002.19"]
 # All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues
-# them before the compute. In torch's tutorial "2 to 10 % faster" was measured once, and that is no rule. With a CPU
+# them before the compute. In torch's tutorial "2 to 10% faster" was measured once, and that is no rule. With a CPU
 # that is ahead `PRE` and `POST` are equal; with a late one they differ by a tenth of the step. (The model leaves out
 # the memory allocator.)
 

@@ -101,15 +101,16 @@ def test_the_cause_is_told_to_who_has_named_one_or_changed_the_code() -> None:
     assert fault.stub_says in check(NAME, fault.stub).message
 
 
-@pytest.mark.parametrize(("named", "says"), [(True, "You named it."), (False, "You had named another."), (None, "")])
-def test_whoever_has_mended_it_is_told_the_cause_and_whether_it_was_named(named: bool | None, says: str) -> None:
+@pytest.mark.parametrize(("right", "says"), [(True, "You named it."), (False, "You had named another.")])
+def test_whoever_has_mended_it_is_told_the_cause_when_one_is_named(right: bool, says: str) -> None:
     fault, asked = load(NAME), question(NAME)
-    if named is not None:
-        predict(NAME, next(choice for choice in asked.choices if asked.commit(choice).right is named))
 
-    said = check(NAME, fault.reference).message
+    before = check(NAME, fault.reference).message
+    assert fault.cause not in before
+    assert before.endswith(f'What was the cause? Say it with `predict("{NAME}")`.')
 
-    assert said.endswith(f"The cause was: {fault.cause}. {says}".strip())
+    predict(NAME, next(choice for choice in asked.choices if asked.commit(choice).right is right))
+    assert check(NAME, fault.reference).message.endswith(f"The cause was: {fault.cause}. {says}")
 
 
 def test_whoever_names_the_cause_of_what_is_mended_is_not_asked_to_mend_it() -> None:

@@ -61,7 +61,7 @@ def test_the_sound_training_passes(number: int) -> None:
     verdict = hand_in(number, handed_in(source_of(TRAININGS[number - 1].sound)), seed=3)
 
     assert verdict.passed, verdict
-    assert f"The cause was: {drawn(number).cause}" in verdict.message
+    assert f'What was the cause? Say it with `predict("hunt_{number}")`.' in verdict.message
 
 
 @pytest.mark.tail

@@ -136,7 +136,7 @@ class Number(Question):
     mistakes: tuple[Mistake, ...] = ()
     rel: float = CLOSE
     abs_: float = 0.0
-    how = "a number with its unit, such as 7.9 GB, 7.4 GiB, 3 ms, 45 GB/s, 40 % or 1.1k tokens"
+    how = "a number with its unit, such as 7.9 GB, 7.4 GiB, 3 ms, 45 GB/s, 40% or 1.1k tokens"
 
     @property
     def expected(self) -> str:

@@ -94,7 +94,7 @@ def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None
     unchanged = is_as_given(number, solution)  # to run all cells is no try
     if not wrong:
         grade, use = Grade.PASS, Use(solution, "your")
-        message = f"it trains as the sound one does. {causes.told(drawn(number).cause, named)}"
+        message = f"it trains as the sound one does. {causes.told(name, drawn(number).cause, named)}"
     else:
         grade, use, message = Grade.NOT_YET, Use(of.sound, "the sound"), wrong
         if unchanged:

@@ -95,7 +95,7 @@ def beside_ddp(tokens: Sequence[int], shares: Mapping[str, Sequence[float]], sen
     """
     figure = lines(list(tokens), shares, sentence)
     figure.update_xaxes(title="tokens per GPU and step", **chart.log_axis(tokens[0], tokens[-1]))
-    figure.update_yaxes(title="FSDP's speed, DDP = 100 %", tickformat=".0%", range=[0, 1.08])
+    figure.update_yaxes(title="FSDP's speed, DDP = 100%", tickformat=".0%", range=[0, 1.08])
     rows = tuple((f"{count:,}", *(f"{values[i]:.0%}" for values in shares.values())) for i, count in enumerate(tokens))
     ends = "; ".join(f"{name}: {values[0]:.0%} to {values[-1]:.0%}" for name, values in shares.items())
     text = f"From {tokens[0]:,} to {tokens[-1]:,} tokens: {ends}."

@@ -38,7 +38,8 @@ def asked(name: str, of: str, cause: str, choices: list[str], draw: random.Rando
     return Prediction(f"What is wrong in {of}?", cause, "Now mend it.", choices=shuffled, name=name)
 
 
-def told(cause: str, named: progress.Estimate | None) -> str:
-    """The cause, to who has mended it, and whether it was named before."""
-    whether = "" if named is None else " You named it." if named.right else " You had named another."
-    return f"The cause was: {cause}.{whether}"
+def told(name: str, cause: str, named: progress.Estimate | None) -> str:
+    """To who has mended it: the cause and whether it was named before, or the question after it."""
+    if named is None:
+        return f'What was the cause? Say it with `predict("{name}")`.'
+    return f"The cause was: {cause}. {'You named it.' if named.right else 'You had named another.'}"

@@ -73,8 +73,8 @@ MISCONCEPTIONS = (
         ("misconception 0.1",),
     ),
     Misconception(
-        "GPT-2 of 124 M parameters on 4 GPUs: 75 % less memory.",
-        "The states shrink by 75 %, from 2.0 to 0.5 GB a rank. For so small a model activations and logits weigh "
+        "GPT-2 of 124 M parameters on 4 GPUs: 75% less memory.",
+        "The states shrink by 75%, from 2.0 to 0.5 GB a rank. For so small a model activations and logits weigh "
         "more, and they do not shrink: one copy of the logits of 12 × 1,024 tokens in fp32 is 2.47 GB.",
         ("misconception 0.15", "misconception 1.9"),
         lambda: 12 * 1024 * 50257 * 4 == 2_470_232_064
@@ -125,13 +125,13 @@ MISCONCEPTIONS = (
         lambda: 13e9 * ADAM_BYTES == 208e9 and -(-208 // 24) == 9,
     ),
     Misconception(
-        "Sharding over two GPUs gives a peak of 52 to 55 %.",
+        "Sharding over two GPUs gives a peak of 52 to 55%.",
         "Such a number counts parameters alone, for N = 2 and one size of unit. Gradients and Adam are halved too, "
         "activations are not, and the gathered units depend on the wrapping.",
         ("misconception 4.22", "misconception 4.31"),
     ),
     Misconception(
-        "Of two GPUs each keeps 25 % of a layer.",
+        "Of two GPUs each keeps 25% of a layer.",
         "Each keeps a half: 1/N with N = 2.",
         ("misconception 2.22",),
     ),

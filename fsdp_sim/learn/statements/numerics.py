@@ -74,7 +74,7 @@ MISCONCEPTIONS = (
         and not _mean_of_means_is_the_mean([1.0, 3.0], [6.0]),
     ),
     Misconception(
-        "Mixed precision is up to 4 times as fast, and saves 30 % of the memory.",
+        "Mixed precision is up to 4 times as fast, and saves 30% of the memory.",
         "Such numbers come from one experiment of 2022, on one model and one kind of GPU. Predict yours, then "
         "measure.",
         ("misconception 4.124",),

@@ -48,7 +48,7 @@ MISCONCEPTIONS = (
         lambda: not absent("torch.distributed.fsdp:FSDPModule.set_separate_reduce_scatter_group"),
     ),
     Misconception(
-        "FSDP reaches 85 to 95 % of DDP's throughput.",
+        "FSDP reaches 85 to 95% of DDP's throughput.",
         "Nobody can say so in general. It depends on the tokens of each GPU, the size of the units and the bandwidth: "
         "from no loss to several times slower.",
         ("misconception 1.12",),
@@ -75,7 +75,7 @@ MISCONCEPTIONS = (
         ("misconception 2.26",),
     ),
     Misconception(
-        "There are two modes of backward prefetch, and they gain 2 to 10 %.",
+        "There are two modes of backward prefetch, and they gain 2 to 10%.",
         "There is a third, None. The percentages are one measurement of one model on one machine.",
         ("misconception 4.141",),
         lambda: [mode.name for mode in find("torch.distributed.fsdp:BackwardPrefetch")]

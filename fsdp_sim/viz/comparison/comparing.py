@@ -48,7 +48,7 @@ def compare(
         titles: two names, by default the headers' titles.
         rank: of both, or one of each; by default the first rank of each.
         step: of both; by default in each the one of median duration, the first left out.
-        tolerance_s: by how much times may differ and still be the same; by default 1 % of the longer step.
+        tolerance_s: by how much times may differ and still be the same; by default 1% of the longer step.
 
     Raises:
         ValueError: a timeline is empty or has not the rank or step; titles are not two different names.

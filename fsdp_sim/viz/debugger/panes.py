@@ -172,7 +172,7 @@ def _stacked(at: Moment) -> str:
             hatched = " class=fsd-hatched" if kind.hatched else ""
             width = 100 * n_bytes / at.top_bytes
             parts.append(f'<i{hatched} style="width:{width:.2f}%;background-color:{kind.color}"></i>')
-    label = f"{100 * at.live_bytes / at.top_bytes:.0f} % of the peak"
+    label = f"{100 * at.live_bytes / at.top_bytes:.0f}% of the peak"
     return f'<div class="fsd-bar" role="img" aria-label="{label}">{"".join(parts)}</div>'
 
 

@@ -38,7 +38,7 @@ EXERCISE = Exercise(
     contract="Train gpt2-1.5b with sequences of 1,024 tokens on 8 RTX-4090. Return a dict with micro_batch (1, 2, 16), "
     "activation_checkpointing (None, 'selective', 'full'), reshard_after_forward (True, False) and param_dtype "
     "(None, 'bf16') that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
-    targets="A pass: 85 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
+    targets="A pass: 85% of the tokens per second of the best plan that fits; good 95%; optimal the best.",
     reference=plan_for_24_gb,
     why="These cards have no fast link, so a step must do much work for each byte that travels: a large micro-batch. "
     "Its activations only fit when they are computed again in backward, which costs a third more FLOPs and saves more "

@@ -67,7 +67,7 @@ EXERCISE = Exercise(
     importance=5,
     minutes=10,
     contract="Given the names of a model and a GPU, the number of GPUs and the micro-batch, return 'ddp' if DDP fits "
-    "and its step takes at most 5 % longer than FSDP2's, else 'fsdp2' if that fits, else 'neither'. Use "
+    "and its step takes at most 5% longer than FSDP2's, else 'fsdp2' if that fits, else 'neither'. Use "
     "fsdp_sim.simulate with Plan(api=..., micro_batch=..., param_dtype='bf16'): a Simulation has peak_memory_bytes, "
     "memory_limit_bytes and step_time_s.",
     reference=ddp_or_fsdp,

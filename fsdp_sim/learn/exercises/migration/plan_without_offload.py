@@ -43,7 +43,7 @@ EXERCISE = Exercise(
     "the CPU to make it fit. Do better: return a dict with micro_batch (1, 2, 4), param_dtype (None, 'bf16'), "
     "activation_checkpointing (None, 'full'), reshard_after_forward (None, False) and cpu_offload (True, False) that "
     "fits. Use fsdp_sim.simulate.",
-    targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
+    targets="A pass: 90% of the tokens per second of the best plan that fits; good 95%; optimal the best.",
     reference=plan_without_offload,
     why="Sharded over 8 ranks, 16 bytes per parameter are 12.5 GiB: they fit without offload, and what fills the card "
     "is activations, which offload does not touch. Offloading sends every shard over PCIe twice and every gradient "

@@ -44,7 +44,7 @@ EXERCISE = Exercise(
     "with gradients reduced in fp32; reshard_after_forward=False. Return a dict with micro_batch (2, 4, 8), "
     "activation_checkpointing (None, 'full') and requires_gradient_sync (True reduces in each micro-batch, 'last' in "
     "the last one only) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
-    targets="A pass: 92 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
+    targets="A pass: 92% of the tokens per second of the best plan that fits; good 95%; optimal the best.",
     reference=plan_of_accumulation,
     why="'last' sends an eighth of the gradients and keeps all of them, whole and in fp32, on every GPU: 4 bytes for "
     "each of 1.5 billion parameters, however many GPUs there are. On cards without a fast link that trade is good, so "

@@ -38,7 +38,7 @@ EXERCISE = Exercise(
     contract="Train llama2-7b in bf16 with rows of 4,096 tokens on 8 A100-SXM-40GB. Return a dict with micro_batch (1, "
     "2), activation_checkpointing (None, 'selective', 'full'), reshard_after_forward (True, 4, False) and cpu_offload "
     "(False, True) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
-    targets="A pass: 85 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
+    targets="A pass: 85% of the tokens per second of the best plan that fits; good 95%; optimal the best.",
     reference=plan_for_long_rows,
     why="Pay with what costs least time. Resharding costs gathers that hide behind compute: take it. One row's "
     "activations fit as they are. A second row uses the matmuls better and shares the step's fixed costs; selective "

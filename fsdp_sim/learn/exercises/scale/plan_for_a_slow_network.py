@@ -33,7 +33,7 @@ EXERCISE = Exercise(
     "tokens, 4 micro-batches of one per step, bf16, every block recomputed. Return a dict with shard_size (None: all "
     "64 GPUs, 8, 16), reshard_after_forward (True, False) and requires_all_reduce (True: HSDP reduces over the copies "
     "in every micro-batch; 'last': once) with as many tokens per second as possible. Use fsdp_sim.simulate.",
-    targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
+    targets="A pass: 90% of the tokens per second of the best plan that fits; good 95%; optimal the best.",
     reference=plan_for_a_slow_network,
     why="Over all 64 GPUs every micro-batch gathers and reduces across the slow network. With shards inside a node "
     "only gradients cross, and with 'last' once a step instead of four times. That is most of the gain. What memory "

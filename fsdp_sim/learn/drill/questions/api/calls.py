@@ -51,20 +51,20 @@ def change_behind_the_counts(draw: random.Random) -> Choice:
         would = _sent(blocks, micro_batches, change)
         shares = [round(100 * would[i] / before[i]) for i in (2, 3)]
         return (
-            f"with that there would be {would[0]} all-gathers ({shares[0]} % of the bytes) and {would[1]} "
-            f"reduce-scatters ({shares[1]} %)"
+            f"with that there would be {would[0]} all-gathers ({shares[0]}% of the bytes) and {would[1]} "
+            f"reduce-scatters ({shares[1]}%)"
         )
 
     return Choice(
         text=f"A step of {micro_batches} micro-batches, {blocks} equal blocks and a root that is twice as large; fp32, "
         f"fully_shard's defaults, a call for each block and the model: {before[0]} all-gathers and {before[1]} "
-        f"reduce-scatters. After one change: {after[0]} all-gathers with {gather:.0f} % of their former bytes, "
-        f"{after[1]} reduce-scatters with {reduce:.0f} %. Which change?",
+        f"reduce-scatters. After one change: {after[0]} all-gathers with {gather:.0f}% of their former bytes, "
+        f"{after[1]} reduce-scatters with {reduce:.0f}%. Which change?",
         options=options,
         wrong={change: differs(change) for change in options if change != right},
         given={"blocks": blocks, "micro_batches": micro_batches, "profile": profile, "options": tuple(sorted(options))},
-        why=f"All-gathers went from {before[0]} to {after[0]}, their bytes to {gather:.0f} %; reduce-scatters from "
-        f"{before[1]} to {after[1]}, bytes to {reduce:.0f} %: {right}.",
+        why=f"All-gathers went from {before[0]} to {after[0]}, their bytes to {gather:.0f}%; reduce-scatters from "
+        f"{before[1]} to {after[1]}, bytes to {reduce:.0f}%: {right}.",
     )
 
 

@@ -187,7 +187,7 @@ def fewest_gpus(draw: random.Random) -> Number:
     size, card, percent = draw.choice(_hardware())
     states, gib = STATES * size * 1e9, _gib(card)
     room = gib * 2**30 * percent / 100
-    part = "All" if percent == 100 else f"{percent} %"
+    part = "All" if percent == 100 else f"{percent}%"
     return Number(
         text=f"A model of {size} billion parameters is trained with Adam (16 bytes of states per parameter), fully "
         f"sharded, on {card.partition('-')[0]} GPUs of {gib} GiB. {part} of each GPU's memory may go to these states. "
@@ -208,7 +208,7 @@ def fewest_gpus(draw: random.Random) -> Number:
             Mistake(math.floor(states / room), "that many are just too few: round up"),
             Mistake(math.ceil(states / room * percent / 100), "you gave all of the memory to the states"),
         ),
-        why=f"16 B x {size} billion = {written(states, 'bytes')}; {percent} % of {gib} GiB are "
+        why=f"16 B x {size} billion = {written(states, 'bytes')}; {percent}% of {gib} GiB are "
         f"{written(room, 'bytes')}; the quotient is {states / room:.3g}.",
     )
 
@@ -300,7 +300,7 @@ def room_in_gib(draw: random.Random) -> Number:
         unit="bytes",
         given={"gib": gib, "need_gb": need_gb},
         mistakes=(
-            Mistake((gib - need_gb) * 1e9, "a GiB is 7.4 % more than a GB: convert before you subtract"),
+            Mistake((gib - need_gb) * 1e9, "a GiB is 7.4% more than a GB: convert before you subtract"),
             Mistake((gib - need_gb) * 2**30, "what is needed was in GB, not in GiB"),
             Mistake(gib * 1e9 - need_gb * 2**30, "you converted the wrong way round"),
         ),

@@ -49,7 +49,7 @@ def tokens_that_hide(draw: random.Random) -> Number:
     answer = (ranks - 1) / ranks * flops_per_s / bytes_per_s
     return Number(
         text=f"Equal blocks are sharded over {ranks} GPUs of {written(peak, 'FLOP/s')} (dense bf16 peak), of which "
-        f"blocks reach {share} %. A ring moves {gbit} Gbit/s per GPU and direction; parameters are gathered in bf16. "
+        f"blocks reach {share}%. A ring moves {gbit} Gbit/s per GPU and direction; parameters are gathered in bf16. "
         "From how many tokens per GPU and micro-batch does a block's forward hide the all-gather of the next block? "
         "Count 2 FLOP per parameter and token, no latency.",
         answer=answer,

@@ -147,7 +147,7 @@ def bytes_worth_their_latency(draw: random.Random) -> Number:
     answer = micros * 1e-6 * gbytes * 1e9 * (100 - share) / share
     return Number(
         text=f"An all-gather has a latency of {micros} us, and then brings a rank {gbytes} GB/s. How many bytes must "
-        f"it bring for latency to be no more than {share} % of its time?",
+        f"it bring for latency to be no more than {share}% of its time?",
         answer=answer,
         unit="bytes",
         given={"micros": micros, "gbytes": gbytes, "share": share},
@@ -158,5 +158,5 @@ def bytes_worth_their_latency(draw: random.Random) -> Number:
             Mistake(answer * 8, "the rate is in bytes already"),
             Mistake(micros * gbytes * 1e3 * share / (100 - share), "that makes the transfer the small part"),
         ),
-        why=f"Latency is {share} % if the transfer takes {(100 - share) / share:.3g} x {micros} us, at {gbytes} GB/s.",
+        why=f"Latency is {share}% if the transfer takes {(100 - share) / share:.3g} x {micros} us, at {gbytes} GB/s.",
     )

@@ -117,8 +117,8 @@ def time_lost(draw: random.Random) -> Number:
             Mistake(100 * (saving + 2 * again + starting), "on average half an interval is lost, not all of it"),
             Mistake(100 * (again + starting), "writing checkpoints stops training too"),
         ),
-        why=f"{100 * saving:.2f} % ({cost_s} s in {every_min} min) + {100 * again:.2f} % ({every_min / 2:g} min in "
-        f"{mtbf_h} h) + {100 * starting:.2f} % ({restart_min} min in {mtbf_h} h).",
+        why=f"{100 * saving:.2f}% ({cost_s} s in {every_min} min) + {100 * again:.2f}% ({every_min / 2:g} min in "
+        f"{mtbf_h} h) + {100 * starting:.2f}% ({restart_min} min in {mtbf_h} h).",
     )
 
 

@@ -25,7 +25,7 @@ def bf16(value: float) -> float:
     level=2,
     seconds=60,
     section="08.2",
-    rule="bf16 has 8 binary digits: an update below about 2^-9 (0.2 %) of a weight is always rounded away.",
+    rule="bf16 has 8 binary digits: an update below about 2^-9 (0.2%) of a weight is always rounded away.",
     source="bfloat16: 1 sign, 8 exponent, 7 stored mantissa bits (torch.finfo(torch.bfloat16).eps = 2^-7)",
 )
 def update_that_arrives(draw: random.Random) -> Choice:
@@ -52,8 +52,8 @@ def update_that_arrives(draw: random.Random) -> Choice:
             if name != right_name
         },
         given={"pairs": tuple(sorted((name, *pair) for name, pair in pairs.items()))},
-        why=f"Above a power of two w the spacing is w / 128; an update must exceed half of it, 0.4 % of w: "
-        f"{pairs[right_name][1]:g} is {100 * pairs[right_name][1] / pairs[right_name][0]:.2g} % of "
+        why=f"Above a power of two w the spacing is w / 128; an update must exceed half of it, 0.4% of w: "
+        f"{pairs[right_name][1]:g} is {100 * pairs[right_name][1] / pairs[right_name][0]:.2g}% of "
         f"{pairs[right_name][0]:g}.",
     )
 

@@ -114,7 +114,7 @@ def gpus_for_a_model(draw: random.Random) -> Number:
         mistakes=(
             Mistake(nodes(memory * GIB), "activations and gathered units need the memory that is kept for them"),
             Mistake(math.ceil(states / left), "whole nodes: round up to a multiple of 8"),
-            Mistake(nodes(left / GIB * 1e9), "those are GB; a GiB is 7 % more"),
+            Mistake(nodes(left / GIB * 1e9), "those are GB; a GiB is 7% more"),
             Mistake(nodes(left * 8), "2 B are the bf16 parameters alone, without gradients and optimizer"),
             Mistake(nodes(left * 4), "4 B are the fp32 parameters alone, without gradients and optimizer"),
         ),

@@ -66,7 +66,7 @@ def days_of_a_run(draw: random.Random) -> Number:
     answer = 6 * parameters * tokens * 1e12 / (gpus * peak * share / 100) / DAY_S
     return Number(
         text=f"{name} ({billions(parameters)} parameters) is to see {tokens} trillion tokens on {gpus:,} GPUs of "
-        f"{written(peak, 'FLOP/s')} (dense bf16) at an MFU of {share} %. How many days is that, if nothing fails?",
+        f"{written(peak, 'FLOP/s')} (dense bf16) at an MFU of {share}%. How many days is that, if nothing fails?",
         answer=answer,
         unit="days",
         rel=0.03,
@@ -150,7 +150,7 @@ def one_slow_rank(draw: random.Random) -> Number:
     gpus, slower = draw.choice((8, 64, 512, 1024, 4096)), draw.choice((10, 15, 20, 25, 30, 50))
     answer = 100 * (1 - 1 / (1 + slower / 100))
     return Number(
-        text=f"One of {gpus:,} ranks takes {slower} % longer for every computation. The step is bound by compute, FSDP "
+        text=f"One of {gpus:,} ranks takes {slower}% longer for every computation. The step is bound by compute, FSDP "
         "reduces in every step. By how many per cent do the tokens per second of the whole job fall?",
         answer=answer,
         unit="%",
@@ -297,6 +297,6 @@ def goodput(draw: random.Random) -> Number:
             ),
             Mistake(100 - answer, "that is what is lost"),
         ),
-        why=f"Saving {100 * saving:.2g} %; failures {failures} x ({interval / 2:g} + {restart}) min of {days * 1440:,} "
-        f"min = {100 * failing:.2g} %.",
+        why=f"Saving {100 * saving:.2g}%; failures {failures} x ({interval / 2:g} + {restart}) min of {days * 1440:,} "
+        f"min = {100 * failing:.2g}%.",
     )
