@@ -30,6 +30,7 @@ help:
 	@echo 'make slides      chapters and plans as slides with speaker notes, into build/slides    ARGS="05_overlap --pdf"'
 	@echo 'make assignments nbgrader in a .venv of its own, and a course of assignments    COURSE=folder  NAMES="05_overlap"'
 	@echo 'make lint        ruff and mypy'
+	@echo 'make compiled    a wheel, into build/compiled, in which the engine simulates faster: needs a C compiler'
 	@echo 'make bench       run the benchmarks'
 	@echo 'make mutation    change the code in ways that tests must notice, one by one, and run those tests'
 	@echo 'make matrix      try versions of torch and Python, each in an environment of its own    ARGS="--torch 2.14.1"'
@@ -107,6 +108,11 @@ assignments: dev nbgrader
 lint: dev
 	@status=0; .venv/bin/ruff check || status=1; .venv/bin/ruff format --check || status=1; \
 	.venv/bin/mypy || status=1; exit $$status
+
+# A wheel, and not files beside the sources, which a change of these would leave behind.
+compiled: dev
+	@FSDP_SIM_COMPILED=1 .venv/bin/python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check \
+	    -w build/compiled . && ls build/compiled/*.whl
 
 bench: dev
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; \

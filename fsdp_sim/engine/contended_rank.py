@@ -20,7 +20,7 @@ from fsdp_sim.engine.dependencies import Dependencies, Stop, dependencies
 from fsdp_sim.engine.kinds import marks_in
 from fsdp_sim.engine.repetition import Flight, Repetition
 from fsdp_sim.engine.run import OpTimes, at_rank
-from fsdp_sim.engine.seconds import OpCosts
+from fsdp_sim.engine.seconds import OpCosts, Seconds
 from fsdp_sim.schedule import Program
 
 _ALONE = [1.0]
@@ -29,9 +29,7 @@ _ALONE = [1.0]
 def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     order, launch_s, inf = dependencies(program, on_cpu), costs.launch_s, math.inf
-    seconds, issue_of = cast(Sequence[float], costs.seconds), cast(tuple[float, ...], costs.issue_of)
-    if costs.per_rank:  # arrays of one entry
-        seconds, issue_of = [tuple([at_rank(value, 0) for value in given]) for given in (seconds, issue_of)]
+    seconds, issue_of = _numbers(costs.seconds, costs), _numbers(costs.issue_of, costs)
     issuing = program.once_for_all(
         ("issuing", on_cpu, costs.kinds.shape, issue_of, launch_s),
         lambda _: _Issuing(order, costs.kinds.spread(issue_of), launch_s),
@@ -130,6 +128,11 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 clocks[reached - 1] = now
             cpu = now
     return OpTimes(issued, clocks, starts, until, blocks, late)
+
+
+def _numbers(given: Sequence[Seconds], costs: OpCosts) -> Sequence[float]:
+    """Costs per rank are arrays, here of one entry."""
+    return tuple([at_rank(value, 0) for value in given]) if costs.per_rank else cast(Sequence[float], given)
 
 
 class _Issuing:

@@ -43,9 +43,10 @@ def front_of(rows: Sequence[Mapping[str, str]]) -> list[int]:
     Time is that of a GPU per token, memory the peak.
     """
     models: dict[tuple[str | None, ...], list[int]] = {}
+    names = set(MODEL_NAMES).intersection(set[str]().union(*rows))
     for place, row in enumerate(rows):
         if row["fit"] in RUNS:
-            models.setdefault(tuple(row.get(name) for name in MODEL_NAMES), []).append(place)
+            models.setdefault(tuple([row.get(name) for name in names]), []).append(place)
     found = []
     for places in models.values():
         points = [(1.0 / float(rows[p]["tokens_per_s_per_gpu"]), float(rows[p]["peak_memory_bytes"])) for p in places]

@@ -246,12 +246,12 @@ class Sweep:
         if self.done:
             write_rows(path, self.columns, self.done)  # without what a broken run may have left of a last line
         with open(path, "a" if self.done else "w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            columns, writer = self.columns, csv.writer(file, lineterminator="\n")
             if not self.done:
-                writer.writeheader()
+                writer.writerow(columns)
             with closing(self.rows()) as rows:
                 for row in rows:
-                    writer.writerow(row)
+                    writer.writerow([row[name] for name in columns])
                     file.flush()
                     yield row
 
