@@ -22,7 +22,7 @@ from fsdp_sim.configurations import (
 from fsdp_sim.configurations.interpolation import resolved, variables
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
-from fsdp_sim.configurations.texts import Tree, calls_of, text_of_file, tree_of
+from fsdp_sim.configurations.texts import Tree, calls_of, loaded_of, text_of_file, tree_of
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.words import did_you_mean, shortened
 
@@ -177,7 +177,10 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     of_format = {name: schema_of(name).calls for name in ([format] if format else FORMATS)}
     owner = {call: name for name, calls in of_format.items() for call in calls}
     alone = [call for call, name in owner.items() if call not in schema_of(name).along]
-    calls = calls_of(text, where, owner)
+    try:
+        calls, loaded = calls_of(text, where, owner), loaded_of(text, where)
+    except RecursionError:
+        raise ValueError(f"{where} nests too deep to be read") from None
     if not any(name in alone for name, _, _ in calls):
         raise NothingCalledError(f"{where} calls nothing that is read; what is: {', '.join(alone)}")
     called = {name for name, _, _ in calls}
@@ -195,7 +198,7 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
             tree |= arguments
         else:
             tree[section] = arguments
-    return found, tree
+    return found, {key: value for key, value in loaded.items() if key in schema_of(found).sections[TOP]} | tree
 
 
 def _unsaid(said: Said, given: Mapping[str, Any], file: str) -> list[str]:

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,19 +121,63 @@ def calls_of(text: str, where: str, names: Iterable[str]) -> list[tuple[str, int
     Raises:
         ValueError: it is no Python.
     """
+    wanted, found = set(names), []
+    for node, values in _calls(text, where):
+        if _last(node.func) in wanted:
+            # the first is a path (TrainingArguments' output_dir); another is a key that no format has
+            further = {f"argument {n}": _value(one, values) for n, one in enumerate(node.args[1:], 2)}
+            found.append((_last(node.func), node.lineno, further | _keywords(node, values)))
+    return found
+
+
+LOADERS = re.compile(r"(?!\w*Peft)(AutoModel\w*|\w+For[A-Z]\w+|\w+Model)")
+"""Classes of transformers (and Unsloth) whose ``from_pretrained`` makes a model."""
+NAMES = ("pretrained_model_name_or_path", "model_name", "model")
+
+
+def loaded_of(text: str, where: str) -> Tree:
+    """The model that a Python file loads by a name in it, as keys of Hugging Face's own scripts.
+
+    That is ``AutoModelForCausalLM.from_pretrained("gpt2")``, whose dtype is ``auto`` by default, or a trainer's
+    ``model="gpt2"``. Where the file names two, such as a policy and its reference, there is none.
+    """
+    found: dict[str, Tree] = {}
+    for node, values in _calls(text, where):
+        match node.func:
+            case ast.Attribute(attr="from_pretrained", value=of) if LOADERS.fullmatch(_last(of)):
+                dtype: Tree = {"dtype": "auto"}
+            case ast.Attribute() | ast.Name() if _last(node.func).endswith("Trainer"):
+                dtype = {}
+            case _:
+                continue
+        words = {word.arg: word.value for word in node.keywords}
+        named = (_literal(one, values) for one in (*node.args[:1], *(words[name] for name in NAMES if name in words)))
+        if name := next(filter(None, named), ""):
+            given = next((words[key] for key in ("dtype", "torch_dtype") if key in words), None)
+            if given is not None and isinstance(said := _value(given, values), str):
+                dtype = {"dtype": said}
+            found.setdefault(name, {"model_name_or_path": name} | dtype)
+    return next(iter(found.values())) if len(found) == 1 else {}
+
+
+def _literal(node: ast.expr, values: Values) -> str:
+    """A text that is written, also under a name; nothing if it is none."""
+    of = values.get(node.id) if isinstance(node, ast.Name) else node
+    return of.value if isinstance(of, ast.Constant) and isinstance(of.value, str) else ""
+
+
+Values = dict[str, ast.expr | str | None]
+"""What names stand for: an expression, what is imported or defined, or nothing that is known."""
+
+
+def _calls(text: str, where: str) -> Iterator[tuple[ast.Call, Values]]:
+    """The calls of a Python file."""
     try:
-        tree = ast.parse(text)
+        nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
         raise ValueError(f"{where} is not Python: {error}") from None
-    try:
-        return _calls(tree, set(names))
-    except RecursionError:
-        raise ValueError(f"{where} nests too deep to be read") from None
-
-
-def _calls(tree: ast.Module, names: set[str]) -> list[tuple[str, int, Tree]]:
-    values: dict[str, ast.expr | str | None] = {}
-    for node in ast.walk(tree):
+    values: Values = {}
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             values |= {name: name for alias in node.names if (name := alias.asname or alias.name.partition(".")[0])}
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -143,20 +187,16 @@ def _calls(tree: ast.Module, names: set[str]) -> list[tuple[str, int, Tree]]:
             values[name] = None if name in values else node.value
         elif isinstance(node, ast.AugAssign | ast.For | ast.NamedExpr) and isinstance(node.target, ast.Name):
             values[node.target.id] = None
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _last(node.func) in names:
-            # the first is a path (TrainingArguments' output_dir); another is a key that no format has
-            further = {f"argument {n}": _value(one, values) for n, one in enumerate(node.args[1:], 2)}
-            found.append((_last(node.func), node.lineno, further | _keywords(node, values)))
-    return found
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield node, values
 
 
 def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _keywords(call: ast.Call, values: Mapping[str, ast.expr | str | None], depth: int = 0) -> Tree:
+def _keywords(call: ast.Call, values: Values, depth: int = 0) -> Tree:
     found: Tree = {}
     for word in call.keywords:
         value = _value(word.value, values, depth + 1)
@@ -169,7 +209,7 @@ def _keywords(call: ast.Call, values: Mapping[str, ast.expr | str | None], depth
     return found
 
 
-def _value(node: ast.expr, values: Mapping[str, ast.expr | str | None], depth: int = 0) -> Any:
+def _value(node: ast.expr, values: Values, depth: int = 0) -> Any:
     if depth > 50:
         return _unread(node)
     match node:

@@ -12,9 +12,9 @@ from typing import Any
 from fsdp_sim.configurations.adapters import plan_of_calls
 from fsdp_sim.configurations.deepspeed import deepspeed_of
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import chunked_loss
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of
 from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
-from fsdp_sim.configurations.said import Asked, Said
+from fsdp_sim.configurations.said import Asked, Said, dtype_of
 from fsdp_sim.configurations.texts import text_of_file, tree_of
 
 SECTION = "fsdp_config"
@@ -30,12 +30,20 @@ def read(keys: Keys, asked: Asked) -> Said:
     plan = plan_of_arguments(keys, asked, {}) | plan_of_calls(keys)
     if keys["use_liger_kernel"]:
         plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", 1024))
-    if plan["api"] == "ddp" and plan["param_dtype"] and not plan.get("base_quantization"):
+    said = Said(plan=plan, model=keys["model_name_or_path"])
+    if loads_in(keys):
+        said.dims = dims_of(keys, plan, dtype_of(keys["dtype"]))
+    elif plan["api"] == "ddp" and plan["param_dtype"] and not plan.get("base_quantization"):
         keys.remarks.append(  # PreTrainedModel.from_pretrained: dtype is "auto"
             f"A script loads the model beside {keys.file}, and DDP keeps its dtype: taken to be fp32, unless "
             f"model_dtype says another; from_pretrained takes the checkpoint's, mostly bf16."
         )
-    return Said(plan=plan, model=keys["model_name_or_path"])
+    return said
+
+
+def loads_in(keys: Keys) -> bool:
+    """The dtype in which the model is loaded is said."""
+    return keys.given.get("dtype", "auto") != "auto"
 
 
 def plan_of_arguments(
@@ -74,7 +82,7 @@ def plan_of_arguments(
         keys.remarks.append(f"tf32 of {keys.file} changes nothing of matmuls in {mixed}.")
     elif keys["tf32"]:
         plan["float32_matmul_precision"] = "high"
-    if mixed == "no":
+    if mixed == "no" and not loads_in(keys):
         keys.remarks.append(
             f"{keys.file} computes in the dtype in which the model is loaded: fp32, unless model_dtype says another."
         )
