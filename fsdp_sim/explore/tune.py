@@ -181,7 +181,11 @@ def with_global_batch(plan: Plan, cluster: Cluster, sequences: int | None) -> Pl
             f"the global batch is {sequences}, which {cluster.gpus} GPUs cannot share in micro-batches of "
             f"{plan.micro_batch}; take a multiple of {each}, for example {near}"
         )
-    return replace(plan, grad_accum=sequences // each)
+    try:
+        return replace(plan, grad_accum=sequences // each)
+    except ValueError as error:
+        tokens = f"; it counts sequences, so if these were tokens take {sequences // plan.seq_len:,}"
+        raise ValueError(f"the global batch is {sequences:,} sequences: {error}{tokens}") from None
 
 
 class _Tries:

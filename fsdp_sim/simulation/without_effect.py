@@ -39,6 +39,7 @@ REASONS = (
         lambda c, p: c.nodes == 1,
         "all GPUs are in one node",
     ),
+    Reason(("gpus_per_node",), lambda c, p: True, "a node has as many without it"),
     Reason(
         ("host", "host_memory_gb_per_s"),
         lambda c, p: not (p.cpu_offload or p.activation_offload),
@@ -97,9 +98,8 @@ def without_effect(
             continue
         if same:
             reason = next((r for r in reasons if name in r.names and r.holds(cluster, plan)), None)
-            why = (
-                reason.words.format_map(vars(plan)) if reason else f"program, time and memory are those of {default!r}"
-            )
+            without = f"of {default!r}" if default is not None else "without it"
+            why = reason.words.format_map(vars(plan)) if reason else f"program, time and memory are those {without}"
             found[name] = f"{type(of).__name__}.{name}={_words(getattr(of, name))} changes nothing here: {why}."
     return found
 

@@ -110,6 +110,7 @@ def test_ctrl_c_keeps_the_best_so_far():
         ({"memory_limit_bytes": -1}, "memory_limit_bytes is -1; it must be a number > 0, or None"),
         ({"memory_limit_bytes": float("nan")}, "memory_limit_bytes is nan; it must"),
         ({"global_batch": 100}, "the global batch is 100, which 16 GPUs cannot share in micro-batches of 2"),
+        ({"global_batch": 2**24}, "if these were tokens take 16,384"),
     ],
 )
 def test_what_is_impossible_is_refused(asked, words):
