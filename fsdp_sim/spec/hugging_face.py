@@ -149,6 +149,8 @@ class _Reader:
         self.where, self.given = where, config
         kind = config.get("model_type")
         known = tables(TABLE)
+        if kind not in known and isinstance(classes := config.get("architectures"), list):  # such as kimi_k2's
+            kind = next((name for name, of in known.items() if classes == [of["class"]]), kind)
         if kind not in known:
             if remedy := of_several_models(config, known):
                 raise self._wrong("model_type", remedy)

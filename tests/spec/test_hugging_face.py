@@ -74,6 +74,14 @@ def test_a_config_has_the_parameters_of_the_module_that_transformers_builds_of_i
         assert Model.from_config(config.to_dict()).param_count == count_of(kind, config), changes
 
 
+def test_a_type_that_is_not_known_is_read_by_the_class_that_its_file_names() -> None:
+    """Kimi K2's is ``kimi_k2``, and the module DeepSeek-V3's."""
+    given = config_of("deepseek_v3").to_dict() | {"architectures": ["DeepseekV3ForCausalLM"]}
+    assert Model.from_config(given | {"model_type": "kimi_k2"}).param_count == Model.from_config(given).param_count
+    with pytest.raises(ValueError, match="model_type is 'kimi_k2'"):
+        Model.from_config(given | {"model_type": "kimi_k2", "architectures": ["KimiForCausalLM"]})
+
+
 def llama(**more: Any) -> dict[str, Any]:
     return {"model_type": "llama"} | more
 
