@@ -119,11 +119,11 @@ def hybrid_mesh(script: Script) -> str:
 
 
 def _policy(script: Script, found: Sharding, node: cst.BaseExpression) -> None:
-    units = of_policy(script, node)
+    units = "" if script.blocks_given else of_policy(script, node)
     if units is None:
         script.look(
-            node, f"The wrap policy {script.code(node)[:60]} is not by class, and FSDP2 has no policies: name the "
-            "classes of the blocks with --block, then migrate.", must=True,
+            node, f"It is not told here by which classes {script.code(node)[:60]} wraps, and FSDP2 has no policies: "
+            "name the classes of the blocks with --block, then migrate.", must=True,
         )  # fmt: skip
         found.refused = True
     else:

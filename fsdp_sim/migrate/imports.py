@@ -206,6 +206,10 @@ def _say_what_is_left(script: Script) -> None:
             continue
         if any(one.must for one in script.looks) and (script.refused or script.line_of(node) in told):
             continue  # the reason is said
+        if last.endswith(("_wrap_policy", "WrapPolicy")):
+            script.look(node, "FSDP2 has no wrap policies, so nothing reads this one: it may go.")
+            continue
+        told.add(script.line_of(node))  # FSDP.summon_full_params is one thing, and not also an FSDP
         script.look(
             node,
             SAYS.get(last, f"{last} belongs to the old API, and what becomes of it is not certain here."),

@@ -126,17 +126,44 @@ class Script:
     def need(self, module: str, name: str) -> None:
         self.imports.add((module, name))
 
-    def value_of(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
-        """What a name is given, where it is given something once; the expression itself where it is no name."""
+    def value_of(self, node: cst.BaseExpression, where: cst.CSTNode | None = None) -> cst.BaseExpression | None:
+        """What a name is given, where it is given something once, in its function if elsewhere too; or what a function
+        of the script returns that gives it. The expression itself where it is no name.
+        """
         if not isinstance(node, cst.Name):
             return node
-        given = [
-            one.value
-            for one in walk(self.module)
-            if isinstance(one, cst.Assign | cst.AnnAssign) and one.value is not None
-            if any(isinstance(target, cst.Name) and target.value == node.value for target in targets_of(one))
-        ]
+        given = list(self._given(node.value, where or self.module))
+        if len(given) > 1 and where is None:
+            around = [one for one in self._functions() if any(inner is node for inner in walk(one))]
+            given = list(self._given(node.value, around[-1])) if around else given
         return given[0] if len(given) == 1 else None
+
+    def _functions(self) -> list[cst.FunctionDef]:
+        return [one for one in walk(self.module) if isinstance(one, cst.FunctionDef)]
+
+    def _given(self, name: str, where: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+        """What a name is given in some place."""
+        for one in walk(where):
+            if not isinstance(one, cst.Assign | cst.AnnAssign) or one.value is None:
+                continue
+            for target in [one.target] if isinstance(one, cst.AnnAssign) else [to.target for to in one.targets]:
+                parts = [to.value for to in target.elements] if isinstance(target, cst.Tuple | cst.List) else [target]
+                for number, part in enumerate(parts):
+                    if isinstance(part, cst.Name) and part.value == name:
+                        yield self._part(one.value, number if part is not target else None)
+
+    def _part(self, value: cst.BaseExpression, number: int | None) -> cst.BaseExpression:
+        """A value, or one of those that it is of, through a function of the script that returns in one place."""
+        whole, function = value, None
+        if isinstance(value, cst.Call) and isinstance(value.func, cst.Name):
+            function = next((one for one in self._functions() if one.name.value == dotted(value.func)), None)
+            returned = [one.value for one in walk(function) if isinstance(one, cst.Return)] if function else []
+            whole = returned[0] or value if len(returned) == 1 else value
+        if number is not None:
+            if not isinstance(whole, cst.Tuple) or number >= len(whole.elements):
+                return value
+            whole = whole.elements[number].value
+        return whole if function is None else self.value_of(whole, function) or value
 
 
 class Change(cst.CSTTransformer):

@@ -114,6 +114,10 @@ class States(Change):
         if script.is_a(original_node, "optim_state_dict"):
             given = [script.code(one.value) for one in original_node.args[:2]]
             return self._called("get_optimizer_state_dict", given, self._how)
+        if script.is_a(original_node, "full_optim_state_dict", "sharded_optim_state_dict"):
+            given = [script.code(one.value) for one in original_node.args[:2]]
+            how = f"{WHOLE}, cpu_offload=True" if script.is_a(original_node, "full_optim_state_dict") else ""
+            return self._called("get_optimizer_state_dict", given, how)
         if script.is_a(original_node, "ShardedGradScaler"):
             script.need("torch", "")
             rest = [

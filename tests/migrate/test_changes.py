@@ -116,6 +116,12 @@ def test_what_is_not_certain_is_left_and_named_by_its_line(given, reason):
             "rank0_only=True)):\n    s = model.state_dict()",
             "s = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))",
         ),
+        (
+            "s = FSDP.full_optim_state_dict(model, opt)",
+            "s = get_optimizer_state_dict(model, opt, options=StateDictOptions(full_state_dict=True, "
+            "cpu_offload=True))",
+        ),
+        ("s = FSDP.sharded_optim_state_dict(model, opt)", "s = get_optimizer_state_dict(model, opt)"),
         ("model.load_state_dict(s)", "set_model_state_dict(model, s, options=StateDictOptions(full_state_dict=True))"),
     ],
 )
@@ -124,6 +130,29 @@ def test_a_call_on_the_wrapped_model(old, new):
 
     assert text.endswith(f"{new}\n")
     assert found.by_hand == []
+
+
+FUNCTIONS = [  # that make the wrap policy, and what is called with what they return
+    ("def policies():\n    wrap = ModuleWrapPolicy({Block})\n    return None, wrap\n", "_, wrap = policies()", "wrap"),
+    ("def policy():\n    return ModuleWrapPolicy({Block})\n", "wrap = policy()", "wrap"),
+    ("wrap = 1\ndef other():\n    pass\n", "wrap = ModuleWrapPolicy({Block})", "wrap"),
+]
+
+
+@pytest.mark.parametrize(("before", "made", "given"), FUNCTIONS)
+def test_a_policy_is_found_in_the_function_that_makes_it(before, made, given):
+    text = f"{before}def main():\n    {made}\n    model = FSDP(Net(), auto_wrap_policy={given})\n    return model\n"
+    new, found = migrated(text)
+
+    assert "if isinstance(module, Block):" in new
+    assert [one for one in found.by_hand if "--block" in one.what] == []
+
+
+def test_a_policy_that_is_not_told_gives_way_to_the_blocks_that_are_named():
+    text = "def main(wrap):\n    model = FSDP(Net(), auto_wrap_policy=wrap)\n"
+    assert "It is not told here by which classes wrap wraps" in migrated(text)[1].by_hand[0].what
+
+    assert "if isinstance(module, Block):" in migrated(text, "Block")[0]
 
 
 def test_ddp_sends_rank_0s_weights_and_its_blocks_are_found():
