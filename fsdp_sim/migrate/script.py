@@ -13,7 +13,7 @@ from fsdp_sim.migrate.imports import mend_imports
 from fsdp_sim.migrate.lightning import Strategies, strategies_of
 from fsdp_sim.migrate.order import Compiling, Ordering, makes_optimizer
 from fsdp_sim.migrate.result import LookAt, Migration, diff_of, told
-from fsdp_sim.migrate.source import SHARDED, Script, arguments_of, calls_in, dotted, targets_of, walk
+from fsdp_sim.migrate.source import SHARDED, Script, arguments_of, calls_in, dotted, names_in, targets_of, walk
 from fsdp_sim.migrate.state import States
 from fsdp_sim.migrate.traps import name_traps, traps_of_new
 from fsdp_sim.migrate.wrapping import Policies, Splitting, Wrapping
@@ -36,9 +36,16 @@ def migrate_script(text: str, where: str, blocks: Sequence[str] = ()) -> tuple[s
     script.blocks, script.blocks_given = tuple(blocks), bool(blocks)
     since = _models(script)
     has_strategies = bool(strategies_of(script))
-    if not has_strategies and not any(script.name_of(call) in SHARDED for call in calls_in(script.module)):
+    wrappers = [call for call in calls_in(script.module) if script.name_of(call) in SHARDED]
+    if not has_strategies and not wrappers:
         return text, script
     find_blocks(script)
+    for name in script.blocks:
+        if name.partition(".")[0] not in names_in(script.module) | {name for _, name in script.imports}:
+            script.look(
+                next(iter(wrappers), script.module),
+                f"{name} is not defined in this script: import it from where it is.", must=True,
+            )  # fmt: skip
     script.apply(Splitting(script))
     script.apply(Ordering(script))
     script.apply(Policies(script))

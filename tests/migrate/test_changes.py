@@ -153,6 +153,9 @@ def test_a_policy_that_is_not_told_gives_way_to_the_blocks_that_are_named():
     assert "It is not told here by which classes wrap wraps" in migrated(text)[1].by_hand[0].what
 
     assert "if isinstance(module, Block):" in migrated(text, "Block")[0]
+    assert (
+        migrated(text, "Layer")[1].by_hand[0].what == "Layer is not defined in this script: import it from where it is."
+    )
 
 
 def test_ddp_sends_rank_0s_weights_and_its_blocks_are_found():
