@@ -23,6 +23,11 @@ FILLS = re.compile(
     r"init|reset|load|fill|copy|materialize|broadcast|apply|from_pretrained|restore|resume", re.IGNORECASE
 )
 """Names of what may give values to a model."""
+FILLS_NOT = re.compile(
+    r"data_?loader|load_data|reset_(peak|max|accum)|^_*init_*$|init_(process|device|dist|log)|apply_(act|ac$|fsdp|comp)",
+    re.IGNORECASE,
+)
+"""Names like these that give none: DataLoader, wandb.init, apply_activation_checkpointing, super().__init__."""
 
 
 def optimizer_before_sharding(script: Script) -> Iterator[Found]:
@@ -249,8 +254,7 @@ def meta_never_filled(script: Script) -> Iterator[Found]:
         model = whole(call.on)
         after = [
             other for other in script.calls
-            if other.order > call.order and FILLS.search(other.name)
-            and not other.name.startswith(("init_process", "init_device"))
+            if other.order > call.order and FILLS.search(other.name) and not FILLS_NOT.search(other.name)
         ]  # fmt: skip
         if after or escapes(model, script) or not _is_used(model, script) or (call.path and call.path[-1].by_rank):
             continue
