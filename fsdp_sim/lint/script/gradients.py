@@ -108,6 +108,14 @@ def low_precision_parameters(script: Script) -> Iterator[Found]:
                 )
                 yield Found(call.node, message)
                 break
+    for made in optimizers(script):
+        for model in model_of_parameters(made):
+            loads = whole(model).call
+            if made.full.startswith("torch.optim.") and loads is not None and loads.name == "from_pretrained":
+                dtype = dtype_of(loads.words.get("dtype", loads.words.get("torch_dtype")))
+                if dtype in LOW and _is_sharded(model, script) and not script.methods("float"):
+                    adds = f"{made.name} of line {made.line} adds to them in it"
+                    yield Found(loads.node, f"the parameters are loaded in {dtype}, and {adds}")
 
 
 def _is_sharded(model: Thing, script: Script) -> bool:
