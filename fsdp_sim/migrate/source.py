@@ -126,22 +126,25 @@ class Script:
     def need(self, module: str, name: str) -> None:
         self.imports.add((module, name))
 
-    def value_of(self, node: cst.BaseExpression, where: cst.CSTNode | None = None) -> cst.BaseExpression | None:
+    def value_of(self, node: cst.BaseExpression, inside: Sequence[cst.FunctionDef] = ()) -> cst.BaseExpression | None:
         """What a name is given, where it is given something once, in its function if elsewhere too; or what a function
         of the script returns that gives it. The expression itself where it is no name.
+
+        Args:
+            inside: the functions through which one has come, the last of which has the name.
         """
         if not isinstance(node, cst.Name):
             return node
-        given = list(self._given(node.value, where or self.module))
-        if len(given) > 1 and where is None:
+        given = list(self._given(node.value, inside[-1] if inside else self.module, inside))
+        if len(given) > 1 and not inside:
             around = [one for one in self._functions() if any(inner is node for inner in walk(one))]
-            given = list(self._given(node.value, around[-1])) if around else given
+            given = list(self._given(node.value, around[-1], inside)) if around else given
         return given[0] if len(given) == 1 else None
 
     def _functions(self) -> list[cst.FunctionDef]:
         return [one for one in walk(self.module) if isinstance(one, cst.FunctionDef)]
 
-    def _given(self, name: str, where: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    def _given(self, name: str, where: cst.CSTNode, inside: Sequence[cst.FunctionDef]) -> Iterator[cst.BaseExpression]:
         """What a name is given in some place."""
         for one in walk(where):
             if not isinstance(one, cst.Assign | cst.AnnAssign) or one.value is None:
@@ -150,20 +153,23 @@ class Script:
                 parts = [to.value for to in target.elements] if isinstance(target, cst.Tuple | cst.List) else [target]
                 for number, part in enumerate(parts):
                     if isinstance(part, cst.Name) and part.value == name:
-                        yield self._part(one.value, number if part is not target else None)
+                        yield self._part(one.value, number if part is not target else None, inside)
 
-    def _part(self, value: cst.BaseExpression, number: int | None) -> cst.BaseExpression:
+    def _part(
+        self, value: cst.BaseExpression, number: int | None, inside: Sequence[cst.FunctionDef]
+    ) -> cst.BaseExpression:
         """A value, or one of those that it is of, through a function of the script that returns in one place."""
         whole, function = value, None
         if isinstance(value, cst.Call) and isinstance(value.func, cst.Name):
-            function = next((one for one in self._functions() if one.name.value == dotted(value.func)), None)
+            known = [one for one in self._functions() if one not in inside]  # one that calls itself is met once
+            function = next((one for one in known if one.name.value == dotted(value.func)), None)
             returned = [one.value for one in walk(function) if isinstance(one, cst.Return)] if function else []
             whole = returned[0] or value if len(returned) == 1 else value
         if number is not None:
             if not isinstance(whole, cst.Tuple) or number >= len(whole.elements):
                 return value
             whole = whole.elements[number].value
-        return whole if function is None else self.value_of(whole, function) or value
+        return whole if function is None else self.value_of(whole, [*inside, function]) or value
 
 
 class Change(cst.CSTTransformer):

@@ -147,14 +147,14 @@ class _Reader:
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.where, self.given = where, config
-        kind = config.get("model_type")
+        kind = given if isinstance(given := config.get("model_type"), str) else ""
         known = tables(TABLE)
         if kind not in known and isinstance(classes := config.get("architectures"), list):  # such as kimi_k2's
             kind = next((name for name, of in known.items() if classes == [of["class"]]), kind)
         if kind not in known:
             if remedy := of_several_models(config, known):
                 raise self._wrong("model_type", remedy)
-            near = nearest(kind, known, most=3) if isinstance(kind, str) else []
+            near = nearest(kind, known, most=3)
             begins = "the nearest known are" if len(near) > 1 else "the nearest known is" if near else "known are"
             where = "" if near else f" (the tables of fsdp_sim/spec/{TABLE})"
             raise self._wrong(

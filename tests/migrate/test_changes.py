@@ -150,6 +150,7 @@ def test_a_policy_is_found_in_the_function_that_makes_it(before, made, given):
 
 def test_a_policy_that_is_not_told_gives_way_to_the_blocks_that_are_named():
     text = "def main(wrap):\n    model = FSDP(Net(), auto_wrap_policy=wrap)\n"
+    assert migrated(f"def policy():\n    wrap = policy()\n    return wrap\nwrap = policy()\n{text}")[1].by_hand
     assert "It is not told here by which classes wrap wraps" in migrated(text)[1].by_hand[0].what
 
     assert "if isinstance(module, Block):" in migrated(text, "Block")[0]

@@ -80,6 +80,8 @@ def test_a_type_that_is_not_known_is_read_by_the_class_that_its_file_names() -> 
     assert Model.from_config(given | {"model_type": "kimi_k2"}).param_count == Model.from_config(given).param_count
     with pytest.raises(ValueError, match="model_type is 'kimi_k2'"):
         Model.from_config(given | {"model_type": "kimi_k2", "architectures": ["KimiForCausalLM"]})
+    with pytest.raises(ValueError, match=r"model_type is \[\]"):
+        Model.from_config({"model_type": [], "architectures": [{}]})
 
 
 def llama(**more: Any) -> dict[str, Any]:

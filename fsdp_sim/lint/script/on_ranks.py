@@ -96,7 +96,9 @@ def state_dict_on_one_rank(script: Script) -> Iterator[Found]:
             yield Found(call.node, f"{call.name} is called {where}")
         elif call.name == "full_tensor" and call.on is not None and _is_parameter(call.on, script, call):
             yield Found(call.node, f"full_tensor() gathers from all ranks, and is called {where}")
-        elif call.name == "save_pretrained" and "state_dict" not in call.words and is_fsdp2(call.on, script, call):
+        elif (
+            call.name == "save_pretrained" and "state_dict" not in call.words and certainly_fsdp2(call.on, script, call)
+        ):
             yield Found(call.node, f"save_pretrained gathers each tensor from all ranks, and is called {where}")
         elif call.full in ("torch.distributed.checkpoint.save", "torch.distributed.checkpoint.async_save",
                            "torch.distributed.checkpoint.load") and call.literal("no_dist") is not True:  # fmt: skip
