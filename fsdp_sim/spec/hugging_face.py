@@ -105,6 +105,11 @@ HARMLESS = re.compile(  # of these, what changes none
     r"|chunk_size_feed_forward|num_beams|^num_return|problem_type|pretraining_tp|residual|in_fp32$|attention_scalar"
     r"|max_distance|pooler|^summary_|encoder_stride|_names?$|^_attn|^attn_implementation"
 )
+LISTS = ("layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layers", "no_rope_layers", "attention_types")
+NEEDED = (  # of what is a number, what cannot be null
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim",
+    "max_window_layers",
+)  # fmt: skip
 TRAINED = ("fp8", "mxfp4", "fbgemm_fp8", "compressed-tensors")  # how weights are stored, from which training starts
 
 
@@ -177,7 +182,26 @@ class _Reader:
         spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)
         return ValueError(f"{self.where}: {spelled} is {in_brief(self.given.get(spelled))}; {remedy}")
 
+    def _refuse_wrong_kinds(self) -> None:
+        usual = self._named(self.of["config"])
+        for key, value in self._named(self.given).items():
+            if value is None and key not in NEEDED:
+                continue
+            if key in LISTS:
+                fits, kind = isinstance(value, list) and all(isinstance(one, str | int) for one in value), "a list"
+            elif key == "quantization_config":
+                fits, kind = isinstance(value, Mapping), "a table"
+            elif isinstance(usual.get(key), str):
+                fits, kind = isinstance(value, str), "a text"
+            elif type(usual.get(key)) is int:
+                fits, kind = type(value) is int, "a whole number"
+            else:
+                continue
+            if not fits:
+                raise self._wrong(key, f"it must be {kind}")
+
     def model(self) -> Model:
+        self._refuse_wrong_kinds()
         self._refuse_what_is_not_understood()
         get = self.values.get
         fields: dict[str, Any] = {field: get(key) for key, field in FIELDS.items() if get(key) is not None}
@@ -198,6 +222,8 @@ class _Reader:
             labels = get("num_labels") or len(get("id2label") or ()) or 2  # transformers' own default
             fields |= {"vocab": labels}
         elif fields.get("positions", "learned") == "learned":
+            if get("max_position_embeddings") is None:
+                raise self._wrong("max_position_embeddings", "it must be a whole number")
             fields["max_seq_len"] = get("max_position_embeddings") + self.of.get("more_positions", 0)
         elif fields["positions"] == "rope" and not _scaled(self.given):
             fields["max_seq_len"] = self._named(self.given).get("max_position_embeddings")

@@ -84,6 +84,24 @@ def test_a_type_that_is_not_known_is_read_by_the_class_that_its_file_names() -> 
         Model.from_config({"model_type": [], "architectures": [{}]})
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "words"),
+    [
+        ("llama", "num_hidden_layers", None, "it must be a whole number"),
+        ("llama", "hidden_size", "4096", "it must be a whole number"),
+        ("llama", "hidden_act", [], "it must be a text"),
+        ("qwen3", "layer_types", 3, "it must be a list"),
+        ("qwen3_moe", "mlp_only_layers", [[]], "it must be a list"),
+        ("llama", "quantization_config", 8, "it must be a table"),
+        ("gpt2", "n_positions", None, "it must be a whole number"),
+        ("deepseek_v3", "qk_rope_head_dim", None, "it must be a whole number"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_key(kind: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} is .*{words}"):
+        Model.from_config({"model_type": kind, key: value})
+
+
 def llama(**more: Any) -> dict[str, Any]:
     return {"model_type": "llama"} | more
 
