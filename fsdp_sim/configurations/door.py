@@ -22,7 +22,7 @@ from fsdp_sim.configurations import (
 from fsdp_sim.configurations.interpolation import resolved, variables
 from fsdp_sim.configurations.keys import TOP, Keys, Schema, schema_of
 from fsdp_sim.configurations.said import Asked, Said
-from fsdp_sim.configurations.texts import Tree, calls_of, loaded_of, text_of_file, tree_of
+from fsdp_sim.configurations.texts import Tree, calls_in, calls_of, loaded_of, text_of_file, tree_of
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.words import did_you_mean, shortened
 
@@ -178,7 +178,8 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
     owner = {call: name for name, calls in of_format.items() for call in calls}
     alone = [call for call, name in owner.items() if call not in schema_of(name).along]
     try:
-        calls, loaded = calls_of(text, where, owner), loaded_of(text, where)
+        every = calls_in(text, where)
+        calls, loaded = calls_of(every, owner), loaded_of(every)
     except RecursionError:
         raise ValueError(f"{where} nests too deep to be read") from None
     if not any(name in alone for name, _, _ in calls):

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,45 @@ def _refuse_a_bomb(tree: Any, where: str) -> None:
             ahead += node
 
 
-def calls_of(text: str, where: str, names: Iterable[str]) -> list[tuple[str, int, Tree]]:
-    """The calls of a Python file by their names: of each its name, its line and its keyword arguments.
+Values = dict[str, ast.expr | str | None]
+"""What names stand for: an expression, what is imported or defined, or nothing that is known."""
+Calls = Sequence[tuple[ast.Call, Values]]
+"""Calls, each with what the names of its file stand for."""
 
-    Values are literals, names that are given one once, and arithmetic on these; what is imported
-    (``torch.bfloat16``) or a class of the file is its name, a call a table with its name under
-    ``call``. Whatever else is `Unread`.
+
+def calls_in(text: str, where: str) -> Calls:
+    """The calls of a Python file.
 
     Raises:
         ValueError: it is no Python.
     """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+        raise ValueError(f"{where} is not Python: {error}") from None
+    values: Values = {}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            values |= {name: name for alias in node.names if (name := alias.asname or alias.name.partition(".")[0])}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            values[node.name] = node.name
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            values[name] = None if name in values else node.value
+        elif isinstance(node, ast.AugAssign | ast.For | ast.NamedExpr) and isinstance(node.target, ast.Name):
+            values[node.target.id] = None
+    return [(node, values) for node in nodes if isinstance(node, ast.Call)]
+
+
+def calls_of(calls: Calls, names: Iterable[str]) -> list[tuple[str, int, Tree]]:
+    """Those of some names: of each its name, its line and its keyword arguments.
+
+    Values are literals, names that are given one once, and arithmetic on these; what is imported
+    (``torch.bfloat16``) or a class of the file is its name, a call a table with its name under
+    ``call``. Whatever else is `Unread`.
+    """
     wanted, found = set(names), []
-    for node, values in _calls(text, where):
+    for node, values in calls:
         if _last(node.func) in wanted:
             # the first is a path (TrainingArguments' output_dir); another is a key that no format has
             further = {f"argument {n}": _value(one, values) for n, one in enumerate(node.args[1:], 2)}
@@ -135,14 +162,14 @@ LOADERS = re.compile(r"(?!\w*Peft)(AutoModel\w*|\w+For[A-Z]\w+|\w+Model)")
 NAMES = ("pretrained_model_name_or_path", "model_name", "model")
 
 
-def loaded_of(text: str, where: str) -> Tree:
+def loaded_of(calls: Calls) -> Tree:
     """The model that a Python file loads by a name in it, as keys of Hugging Face's own scripts.
 
     That is ``AutoModelForCausalLM.from_pretrained("gpt2")``, whose dtype is ``auto`` by default, or a trainer's
     ``model="gpt2"``. Where the file names two, such as a policy and its reference, there is none.
     """
     found: dict[str, Tree] = {}
-    for node, values in _calls(text, where):
+    for node, values in calls:
         match node.func:
             case ast.Attribute(attr="from_pretrained", value=of) if LOADERS.fullmatch(_last(of)):
                 dtype: Tree = {"dtype": "auto"}
@@ -164,32 +191,6 @@ def _literal(node: ast.expr, values: Values) -> str:
     """A text that is written, also under a name; nothing if it is none."""
     of = values.get(node.id) if isinstance(node, ast.Name) else node
     return of.value if isinstance(of, ast.Constant) and isinstance(of.value, str) else ""
-
-
-Values = dict[str, ast.expr | str | None]
-"""What names stand for: an expression, what is imported or defined, or nothing that is known."""
-
-
-def _calls(text: str, where: str) -> Iterator[tuple[ast.Call, Values]]:
-    """The calls of a Python file."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
-        raise ValueError(f"{where} is not Python: {error}") from None
-    values: Values = {}
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            values |= {name: name for alias in node.names if (name := alias.asname or alias.name.partition(".")[0])}
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            values[node.name] = node.name
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            values[name] = None if name in values else node.value
-        elif isinstance(node, ast.AugAssign | ast.For | ast.NamedExpr) and isinstance(node.target, ast.Name):
-            values[node.target.id] = None
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            yield node, values
 
 
 def _last(node: ast.expr) -> str:

@@ -31,7 +31,7 @@ def read(keys: Keys, asked: Asked) -> Said:
     if keys["use_liger_kernel"]:
         plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", 1024))
     said = Said(plan=plan, model=keys["model_name_or_path"])
-    if loads_in(keys):
+    if _says_dtype(keys):
         said.dims = dims_of(keys, plan, dtype_of(keys["dtype"]))
     elif plan["api"] == "ddp" and plan["param_dtype"] and not plan.get("base_quantization"):
         keys.remarks.append(  # PreTrainedModel.from_pretrained: dtype is "auto"
@@ -41,8 +41,8 @@ def read(keys: Keys, asked: Asked) -> Said:
     return said
 
 
-def loads_in(keys: Keys) -> bool:
-    """The dtype in which the model is loaded is said."""
+def _says_dtype(keys: Keys) -> bool:
+    """Whether it is said in which dtype the model is loaded."""
     return keys.given.get("dtype", "auto") != "auto"
 
 
@@ -82,7 +82,7 @@ def plan_of_arguments(
         keys.remarks.append(f"tf32 of {keys.file} changes nothing of matmuls in {mixed}.")
     elif keys["tf32"]:
         plan["float32_matmul_precision"] = "high"
-    if mixed == "no" and not loads_in(keys):
+    if mixed == "no" and not _says_dtype(keys):
         keys.remarks.append(
             f"{keys.file} computes in the dtype in which the model is loaded: fp32, unless model_dtype says another."
         )

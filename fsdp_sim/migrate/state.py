@@ -111,13 +111,15 @@ class States(Change):
             return self._state(original_node, updated_node, owner)
         if method == "load_state_dict" and owner and original_node.args:
             return self._load(original_node, updated_node, owner)
-        if script.is_a(original_node, "optim_state_dict"):
-            given = [script.code(one.value) for one in original_node.args[:2]]
-            return self._called("get_optimizer_state_dict", given, self._how)
-        if script.is_a(original_node, "full_optim_state_dict", "sharded_optim_state_dict"):
-            given = [script.code(one.value) for one in original_node.args[:2]]
-            how = f"{WHOLE}, cpu_offload=True" if script.is_a(original_node, "full_optim_state_dict") else ""
-            return self._called("get_optimizer_state_dict", given, how)
+        of_optimizer = {
+            "optim_state_dict": self._how,
+            "full_optim_state_dict": f"{WHOLE}, cpu_offload=True",
+            "sharded_optim_state_dict": "",
+        }
+        for name, how in of_optimizer.items():
+            if script.is_a(original_node, name):
+                given = [script.code(one.value) for one in original_node.args[:2]]
+                return self._called("get_optimizer_state_dict", given, how)
         if script.is_a(original_node, "ShardedGradScaler"):
             script.need("torch", "")
             rest = [

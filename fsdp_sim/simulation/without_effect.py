@@ -39,7 +39,11 @@ REASONS = (
         lambda c, p: c.nodes == 1,
         "all GPUs are in one node",
     ),
-    Reason(("gpus_per_node",), lambda c, p: True, "a node has as many without it"),
+    Reason(
+        ("gpus_per_node",),
+        lambda c, p: c.node_size == replace(c, gpus_per_node=None).node_size,
+        "a node has as many without it",
+    ),
     Reason(
         ("host", "host_memory_gb_per_s"),
         lambda c, p: not (p.cpu_offload or p.activation_offload),
