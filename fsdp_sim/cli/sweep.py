@@ -27,7 +27,7 @@ from fsdp_sim.cli.options import (
     working,
 )
 from fsdp_sim.cli.written import check_folder
-from fsdp_sim.explore import RUNS, Sweep, notes_of, played_front, read_rows, write_rows
+from fsdp_sim.explore import HERE, RUNS, Processes, Sweep, notes_of, played_front, read_rows, write_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
 
@@ -102,13 +102,16 @@ def sweep(
         made.resume(out)
     elif out and Path(out).exists() and read_rows(out)[1]:
         raise ValueError(f"--out {out} has rows already; go on with --resume, or take another file")
-    rows, interrupted = _run(made, out)
-    before = [row["fit"] for row in rows]
-    with working("playing torch's allocator for the plans worth choosing"):
-        front = played_front(rows)
+    with made.start() as beside:
+        rows, interrupted = _run(made, out, beside)
+        before = [row["fit"] for row in rows]
+        with working("playing torch's allocator for the plans worth choosing"):
+            front = played_front(rows, HERE if interrupted else beside)
+        with working("looking for settings that change nothing"):
+            notes = [] if interrupted else notes_of(rows, front, made.vary, beside)
     if out and [row["fit"] for row in rows] != before:
         write_rows(out, made.columns, rows)
-    _show(made, rows, front, as_json, figure, interrupted)
+    _show(made, rows, front, notes, as_json, figure)
     if interrupted:
         kept = f"; go on with --out {out} --resume" if out else ""
         click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
@@ -142,10 +145,10 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
+def _run(made: Sweep, out: str | None, processes: Processes) -> tuple[list[SweepRow], bool]:
     """Run the sweep: its rows, earlier ones included, and whether Ctrl-C ended it."""
     rows = list(made.done)
-    source = made.to_csv(out) if out else made.rows()
+    source = made.to_csv(out, processes) if out else made.rows(processes)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -161,12 +164,8 @@ def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
 
 
 def _show(
-    made: Sweep, rows: list[SweepRow], front: list[int], as_json: bool, figure: str | None, interrupted: bool
+    made: Sweep, rows: list[SweepRow], front: list[int], notes: list[str], as_json: bool, figure: str | None
 ) -> None:
-    notes: list[str] = []
-    if not interrupted:
-        with working("looking for settings that change nothing"):
-            notes = notes_of(rows, front, made.vary)
     if figure:
         from fsdp_sim.cli.figures import write_pareto
 

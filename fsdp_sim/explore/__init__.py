@@ -6,6 +6,7 @@ from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.explain_run import Account, Measured, RunExplained, explain_run
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MAY_FIT, MODEL_NAMES, RUNS, front_of, pareto
+from fsdp_sim.explore.processes import HERE, Processes
 from fsdp_sim.explore.space import LEVERS, Space, space_of
 from fsdp_sim.explore.suspects import Suspect
 from fsdp_sim.explore.sweep import (
@@ -23,6 +24,7 @@ from fsdp_sim.explore.sweep import (
 from fsdp_sim.explore.tune import Candidate, Tuned, Worth, tune
 
 __all__ = [
+    "HERE",
     "LARGEST_OF",
     "LEVERS",
     "MAY_FIT",
@@ -33,6 +35,7 @@ __all__ = [
     "Candidate",
     "LargestFit",
     "Measured",
+    "Processes",
     "RunExplained",
     "Space",
     "Suspect",

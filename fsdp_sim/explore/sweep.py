@@ -7,23 +7,17 @@ sweep has written is good and `Sweep.resume` goes on where it ended.
 from __future__ import annotations
 
 import csv
-import gc
 import itertools
 import math
-import multiprocessing
-import signal
-import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.pool import Pool
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.explore.garbage import SELDOM, seldom_collected
 from fsdp_sim.explore.pareto import MAY_FIT, front_of
+from fsdp_sim.explore.processes import HERE, Processes
 from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
 from fsdp_sim.schedule import NOT_ISSUED
@@ -37,7 +31,7 @@ RESULTS = (
     "error",
 )  # fmt: skip
 MOST_PLAYED = 500  # plans of a sweep over each of which torch's allocator is played, some 10 ms of a core
-CHUNK = 16  # combinations that a process takes at a time
+FEW = 16  # combinations, for which no process is started
 LEAST_PROGRAMS = 8  # for each process, where those of a program are simulated by one
 SweepRow = dict[str, str]
 
@@ -93,7 +87,7 @@ def counted(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{len(rows):,} combinations: {', '.join(told)}"
 
 
-def played_front(rows: Sequence[SweepRow]) -> list[int]:
+def played_front(rows: Sequence[SweepRow], processes: Processes = HERE) -> list[int]:
     """`front_of` rows of which each on the front is certain: what may fit there is played, and its row says how it
     went."""
     while True:
@@ -101,15 +95,17 @@ def played_front(rows: Sequence[SweepRow]) -> list[int]:
         open_ = [place for place in front if rows[place]["fit"] == MAY_FIT]
         if not open_:
             return front
-        for place in open_:
-            rows[place]["fit"] = row_of(_asked(rows[place]))["fit"]
+        for place, played in zip(open_, processes.map(row_of, [_asked(rows[place]) for place in open_]), strict=True):
+            rows[place]["fit"] = played["fit"]
 
 
 def _asked(row: SweepRow) -> dict[str, str]:
     return {name: text for name, text in row.items() if name not in RESULTS}
 
 
-def notes_of(rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, Sequence[str]]) -> list[str]:
+def notes_of(
+    rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, Sequence[str]], processes: Processes = HERE
+) -> list[str]:
     """What `Job.notes_of` says beside the numbers: of the plans of the front, and of the first possible one with each
     value that varies. A note that does not hold for all of these begins with what it is said of.
     """
@@ -120,14 +116,18 @@ def notes_of(rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, 
             if not any(place in looked_at for place in with_it):
                 looked_at |= dict.fromkeys(with_it[:1])
     said: dict[str, list[int]] = {}
-    for place in looked_at:
-        job = resolve(request_of_texts(_asked(rows[place])))
-        for note in job.notes_of(job.simulate()):
+    for place, notes in zip(looked_at, processes.map(_notes, [_asked(rows[p]) for p in looked_at]), strict=True):
+        for note in notes:
             said.setdefault(note, []).append(place)
     return [
         note if len(places) == len(looked_at) else f"With {_told([rows[place] for place in places], vary)}: {note}"
         for note, places in said.items()
     ]
+
+
+def _notes(texts: Mapping[str, str]) -> list[str]:
+    job = resolve(request_of_texts(texts))
+    return job.notes_of(job.simulate())
 
 
 def _told(rows: Sequence[SweepRow], varied: Iterable[str]) -> str:
@@ -143,8 +143,8 @@ class Sweep:
     Attributes:
         fixed: what all combinations share, as texts by name.
         vary: names and the texts they take.
-        processes: how many simulate at a time. More than one are started by ``spawn``, so a script that calls this
-            needs its ``if __name__ == "__main__"``.
+        processes: how many simulate at a time. More than one may be started anew (`Processes`), so a script that calls
+            this needs its ``if __name__ == "__main__"``.
         done: rows that are there already.
 
     Raises:
@@ -205,25 +205,36 @@ class Sweep:
             raise ValueError(f"{path} has {len(rows)} rows, more than the {len(self)} of this sweep; take another file")
         self.done = rows
 
-    def rows(self) -> Generator[SweepRow, None, None]:
-        """The rows that are not done, in order, as they come. In a sweep of more than `MOST_PLAYED` some only may fit:
-        see `played_front`."""
-        start = len(self.done)
-        simulated = partial(row_of, played=len(self) <= MOST_PLAYED)
-        if self.processes == 1 or len(self) - start <= CHUNK:
-            with seldom_collected():
-                yield from map(simulated, self._texts(start))
-            return
-        owners = list(self.owners(start))
-        with ExitStack() as stack:
-            lanes = []
-            for process in range(self.processes):
-                own = itertools.compress(self._texts(start), [owner == process for owner in owners])
-                lanes.append(stack.enter_context(_pool()).imap(simulated, own, chunksize=CHUNK))
-            for owner in owners:
-                yield next(lanes[owner])
+    def start(self) -> Processes:
+        """The processes that it needs."""
+        return Processes(self.processes if len(self) - len(self.done) > FEW else 1)
 
-    def owners(self, start: int = 0) -> Iterator[int]:
+    def rows(self, processes: Processes | None = None) -> Generator[SweepRow, None, None]:
+        """The rows that are not done, in order, as they come. In a sweep of more than `MOST_PLAYED` some only may fit:
+        see `played_front`.
+
+        Args:
+            processes: those of `start`, entered.
+        """
+        if processes is None:
+            with self.start() as processes:
+                yield from self.rows(processes)
+            return
+        start, count = len(self.done), processes.count
+        own = replace(self, done=[])
+        streams = processes.streams(own._results, [(start, MOST_PLAYED, place, count) for place in range(count)])
+        for texts, owner in zip(self._texts(start), self.owners(start, count), strict=True):
+            yield {**texts, **dict(zip(RESULTS, next(streams[owner]), strict=True))}
+
+    def _results(self, start: int, most_played: int, process: int, processes: int) -> Iterator[tuple[str, ...]]:
+        """What a process finds of its combinations: the end of each row."""
+        played = len(self) <= most_played
+        for texts, owner in zip(self._texts(start), self.owners(start, processes), strict=True):
+            if owner == process:
+                row = row_of(texts, played)
+                yield tuple([row[name] for name in RESULTS])
+
+    def owners(self, start: int, processes: int) -> Iterator[int]:
         """Of each combination from a place on the process that simulates it.
 
         Those that issue the same program all have one, which builds the program once, if possible for all numbers of
@@ -232,16 +243,16 @@ class Sweep:
         sizes = [len(values) for values in self.vary.values()]
         for alike in (NOT_ISSUED | {"gpus"}, NOT_ISSUED, frozenset[str]()):
             issued = [name not in alike for name in self.vary]
-            if math.prod(itertools.compress(sizes, issued)) >= LEAST_PROGRAMS * self.processes:
+            if math.prod(itertools.compress(sizes, issued)) >= LEAST_PROGRAMS * processes:
                 break
         for places in itertools.islice(itertools.product(*map(range, sizes)), start, None):
             program = turn = 0  # the number of the program, and with each carry one more: no field decides alone
             for place, size in itertools.compress(zip(places, sizes, strict=True), issued):
                 program = program * size + place
                 turn += program
-            yield turn % self.processes
+            yield turn % processes
 
-    def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
+    def to_csv(self, path: str | Path, processes: Processes | None = None) -> Generator[SweepRow, None, None]:
         """The same, writing each row as soon as it is computed. If there are ``done`` rows, continues their file."""
         if self.done:
             write_rows(path, self.columns, self.done)  # without what a broken run may have left of a last line
@@ -249,7 +260,7 @@ class Sweep:
             columns, writer = self.columns, csv.writer(file, lineterminator="\n")
             if not self.done:
                 writer.writerow(columns)
-            with closing(self.rows()) as rows:
+            with closing(self.rows(processes)) as rows:
                 for row in rows:
                     writer.writerow([row[name] for name in columns])
                     file.flush()
@@ -258,27 +269,6 @@ class Sweep:
     def _texts(self, start: int) -> Iterator[dict[str, str]]:
         for varied in itertools.islice(combinations(self.vary), start, None):
             yield {**varied, **self.fixed}
-
-
-def _pool() -> Pool:
-    """A process that ignores Ctrl-C, which a terminal sends to all of them: the parent ends it.
-
-    By spawn, because a fork of a process with threads (numpy's, a notebook's) may hang.
-    """
-    context = multiprocessing.get_context("spawn")
-    if threading.current_thread() is not threading.main_thread():
-        return context.Pool(1, _collect_seldom)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit
-    try:
-        return context.Pool(1, _collect_seldom)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _collect_seldom() -> None:
-    """See `seldom_collected`."""
-    gc.freeze()
-    gc.set_threshold(*SELDOM)
 
 
 def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:

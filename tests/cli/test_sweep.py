@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_sim.explore import front_of
-from fsdp_sim.explore.sweep import CHUNK
+from fsdp_sim.explore.sweep import FEW
 from tests.cli.commands import EIGHT_B, SMALL, call
 
 VARY = ("--vary", "micro_batch=1,8,5000", "--vary", "shard_size=none,4,3")
@@ -107,12 +107,12 @@ def test_models_gpus_and_dimensions_vary_too():
 
 
 def test_two_processes_write_the_same_file_as_one(tmp_path):
-    vary = ("--vary", f"micro_batch={','.join(map(str, range(1, CHUNK + 9)))}")
+    vary = ("--vary", f"micro_batch={','.join(map(str, range(1, FEW + 9)))}")
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     assert call("sweep", *SMALL, *vary, "--out", str(one), "--processes", "1").exit_code == 0
     assert call("sweep", *SMALL, *vary, "--out", str(two), "--processes", "2").exit_code == 0
 
-    assert len(rows_of(one)) == CHUNK + 8
+    assert len(rows_of(one)) == FEW + 8
     assert one.read_bytes() == two.read_bytes()
 
 
@@ -157,7 +157,7 @@ def test_of_a_large_sweep_the_file_too_says_how_the_front_fits(tmp_path, monkeyp
 
 def test_ctrl_c_keeps_what_is_done_and_resume_completes_it(tmp_path):
     out, whole = tmp_path / "sweep.csv", tmp_path / "whole.csv"
-    count = 12 * CHUNK
+    count = 12 * FEW
     vary = ["--vary", f"micro_batch={','.join(map(str, range(1, count + 1)))}", *EIGHT_B]
     command = [sys.executable, "-m", "fsdp_sim.cli.main", "sweep", *vary, "--processes", "2", "--out", str(out)]
     running = subprocess.Popen(

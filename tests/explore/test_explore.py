@@ -250,9 +250,9 @@ def test_of_a_large_sweep_the_front_is_certain_and_what_others_may_is_said(monke
 def test_plans_of_one_program_are_simulated_by_one_process_and_all_have_as_much_to_do(processes):
     numbers = list(map(str, range(1, 11)))
     vary = {"gpus": numbers, "micro_batch": ["1", "2"], "grad_accum": numbers, "forward_prefetch": ["none", "1"]}
-    sweep = Sweep({}, vary, processes)
+    sweep = Sweep({}, vary)
 
-    owners, programs = list(sweep.owners()), {}
+    owners, programs = list(sweep.owners(0, processes)), {}
     for owner, texts in zip(owners, combinations(vary), strict=True):
         programs.setdefault((texts["gpus"], texts["grad_accum"], texts["forward_prefetch"]), set()).add(owner)
     shares = [owners.count(process) for process in range(processes)]
@@ -261,12 +261,12 @@ def test_plans_of_one_program_are_simulated_by_one_process_and_all_have_as_much_
     if processes == 2:  # enough of them, whatever the GPUs
         assert all(len(set().union(*(programs[g, a, f] for g in numbers))) == 1 for _, a, f in programs)
     assert max(shares) <= 1.15 * len(owners) / processes
-    assert list(sweep.owners(7)) == owners[7:]
+    assert list(sweep.owners(7, processes)) == owners[7:]
 
 
 def test_plans_of_few_programs_are_shared_out_all_the_same():
-    sweep = Sweep({}, {"gpus": ["8", "16"], "micro_batch": list(map(str, range(1, 21)))}, processes=2)
-    owners = list(sweep.owners())
+    sweep = Sweep({}, {"gpus": ["8", "16"], "micro_batch": list(map(str, range(1, 21)))})
+    owners = list(sweep.owners(0, 2))
 
     assert abs(owners.count(0) - owners.count(1)) <= 2
     assert all(len(set(owners[row : row + 4])) == 2 for row in range(0, 40, 4))
