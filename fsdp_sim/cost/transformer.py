@@ -226,6 +226,7 @@ def _in_chunks(model: Model, plan: Plan, weights: Weights, whole: Work, *, fused
         backward_temporary_bytes=whole.input_bytes - grads,
         logits_bytes=0,
         held_bytes=0,
+        tape=None,  # the whole head's has logits that are never made
     )
 
 

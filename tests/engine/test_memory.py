@@ -280,6 +280,13 @@ def test_whole_gradients_that_are_kept_in_fp32_are_active():
     assert sim.peak_memory_bytes <= sim.memory.active_bytes < 1.1 * sim.peak_memory_bytes
 
 
+@pytest.mark.parametrize("kept", [None, "full"])
+def test_logits_that_are_never_whole_are_not_active_either(kept):
+    plan = Plan(micro_batch=32, param_dtype="bf16", loss_chunks=8, activation_checkpointing=kept)
+    sim = simulate("gpt2-124m", Cluster("A100", gpus=8), plan)
+    assert sim.peak_memory_bytes <= sim.memory.active_bytes < 1.1 * sim.peak_memory_bytes
+
+
 def test_a_parameter_s_shard_is_one_tensor_and_its_states_are_two():
     program = build(toy(2), Plan(), 8)
     found = tensors(program, None, None)
