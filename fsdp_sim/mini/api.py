@@ -77,7 +77,7 @@ def fully_shard(
     mp_policy, offload_policy = mp_policy or MixedPrecisionPolicy(), offload_policy or OffloadPolicy()
     auto = reshard_after_forward is None
     post_forward = post_forward_mesh_info(True if reshard_after_forward is None else reshard_after_forward, mesh_info)
-    managed = managed_modules(modules)
+    managed = managed_modules(modules, ignored_params)
     params = managed_params(managed, ignored_params or set(), shard_placement_fn)
     move_to_device(params, managed, device)
 

@@ -16,6 +16,8 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Callable
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +81,7 @@ def register_post_backward(group: FSDPParamGroup, args: Any, kwargs: Any) -> tup
     if not inputs:
         return args, kwargs
     outputs = deque(RegisterPostBackwardFunction.apply(group, *inputs))
-    return _apply_to_tensors(lambda t: outputs.popleft() if t.requires_grad else t, (args, kwargs))
+    return map_grad_tensors(lambda _: outputs.popleft(), (args, kwargs))
 
 
 def register_pre_backward(output: Any, hook: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
@@ -124,14 +126,42 @@ def grad_tensors(tree: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            found.append(tensor)
+        found.append(tensor)
         return tensor
 
-    _apply_to_tensors(keep, tree)
-    tensors = found.copy()
-    found.clear()  # `_apply_to_tensors` leaves `keep` and all it refers to in a cycle, for the garbage collector
-    return tensors
+    map_grad_tensors(keep, tree)
+    return found
+
+
+def map_grad_tensors(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """The tree with ``fn`` of each tensor that needs a gradient.
+
+    A container in which none changes stays the object it is, as in torch: a forward may append to a list it is given,
+    and an output may be of a class that is not made anew so easily.
+    """
+    old: dict[Any, Any]
+    if isinstance(tree, torch.Tensor):
+        return fn(tree) if tree.requires_grad else tree
+    if data := is_dataclass(tree) and not isinstance(tree, type):
+        old = {field.name: getattr(tree, field.name) for field in fields(tree)}
+    elif isinstance(tree, (dict, list, tuple)):
+        old = dict(tree.items() if isinstance(tree, dict) else enumerate(tree))
+    else:
+        return tree
+    new = {key: map_grad_tensors(fn, value) for key, value in old.items()}
+    changed = {key: value for key, value in new.items() if value is not old[key]}
+    if data and changed:
+        return replace(tree, **changed)
+    if isinstance(tree, tuple) and changed:
+        try:
+            return getattr(tree, "_make", type(tree))(new.values())
+        except TypeError:  # a class that takes other arguments than a tuple
+            return tuple(new.values())
+    if changed:
+        tree = copy(tree)
+    for key, value in changed.items():
+        tree[key] = value
+    return tree
 
 
 def in_backward() -> bool:

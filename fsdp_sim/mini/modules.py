@@ -48,8 +48,11 @@ def applied_to(module: nn.Module) -> dict[str, RegistryItem]:
     return _get_registry(module) or {}
 
 
-def managed_modules(roots: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """The modules and all below, without those that are sharded or replicated already."""
+def managed_modules(roots: tuple[nn.Module, ...], ignored: set[nn.Parameter] | None = None) -> list[nn.Module]:
+    """The modules and all below, without those that are sharded or replicated already, or of ignored parameters only.
+
+    With ``ignored``, an empty set too, a module without parameters and buffers goes as well, as in torch.
+    """
     found: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module) -> None:
@@ -60,7 +63,9 @@ def managed_modules(roots: tuple[nn.Module, ...]) -> list[nn.Module]:
 
     for module in roots:
         visit(module)
-    return list(found)
+    if ignored is None:
+        return list(found)
+    return [m for m in found if any(True for _ in m.buffers()) or any(p not in ignored for p in m.parameters())]
 
 
 def managed_params(

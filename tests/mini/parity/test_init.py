@@ -54,10 +54,15 @@ def test_a_list_of_modules_is_returned_as_given_and_shares_one_state(ranks, impl
 
 def test_what_torch_compile_reads_is_on_every_module_that_is_managed(ranks, impl):
     def run():
-        model = shard(Toy(1), impl.fully_shard)
-        return {m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules()}
+        models = Toy(1), Toy(1)
+        for model, ignored in zip(models, (None, {models[1].embed.w}), strict=True):
+            shard(model, impl.fully_shard, ignored_params=ignored)
+        return [
+            [n for n, m in model.named_modules() if not getattr(m, "_is_fsdp_managed_module", False)]
+            for model in models
+        ], {m._fsdp_use_orig_params for m in models[0].modules()}
 
-    assert ranks(2, run) == [{True}] * 2
+    assert ranks(2, run) == [([[], ["embed"]], {True})] * 2
 
 
 def test_in_a_list_modules_inside_other_modules_of_the_list_count_once(ranks, impl):
