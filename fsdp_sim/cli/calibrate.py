@@ -87,7 +87,7 @@ def command(
 
 def _from_traces(traces: Sequence[Path], texts: dict[str, str], output: Path, as_json: bool) -> None:
     job = resolve(request_of_texts(texts))
-    found = calibrate_from(traces, job.model, job.cluster, job.plan)
+    found = calibrate_from(traces, job.dimensions, job.cluster, job.plan)
     found.to_file(output)
     if as_json:
         print_json("calibrate", {"file": str(output)} | found.as_dict())

@@ -83,7 +83,7 @@ def explain(
         None if peak_gib is None else peak_gib * 2**30, None if reserved_gib is None else reserved_gib * 2**30,
     )  # fmt: skip
     with Console(stderr=True).status("simulating what could differ"):
-        found = explain_run(job.model, job.cluster, job.plan, measured, known, **job.options)
+        found = explain_run(job.dimensions, job.cluster, job.plan, measured, known, **job.options)
     result = _result(found, job.notes)
     if as_json:
         print_json("explain", result)

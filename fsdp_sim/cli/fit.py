@@ -66,7 +66,7 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
     job = resolve(request)
     with working(f"looking for the largest {LABELS[what]} that fits"):
         found = largest(
-            what, None if what == "model" else job.model, job.cluster, job.plan,
+            what, None if what == "model" else job.dimensions, job.cluster, job.plan,
             multiple_of=multiple_of or STEP.get(what, 1), family=family,
         )  # fmt: skip
         shown = found.fits or found.too_large

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from importlib.util import find_spec
 
 import click
 
@@ -19,8 +21,10 @@ from fsdp_sim.cli.options import (
 )
 from fsdp_sim.cli.written import check_folder, drawn
 from fsdp_sim.explore import answer
-from fsdp_sim.requests import Failure, Request, Result, read_requests, request_of_texts, resolve
+from fsdp_sim.packages import missing
+from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, with_job
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.spec import UnknownModelError
 from fsdp_sim.timeline import read_bytes, write_chakra, write_chrome
 from fsdp_sim.words import shortened
 
@@ -71,7 +75,10 @@ def simulate(
             raise ValueError(f"--from reads whole requests; put {other} into them")
         _many(source, as_json, explained)
         return
-    job = resolve(request_of_texts(texts))
+    try:
+        job = resolve(request_of_texts(texts))
+    except UnknownModelError as error:
+        job = _traced(texts, error)
     with working(f"simulating {job.model.name}"):
         simulation = job.simulate()
         result = answer(job, simulation, explained=explained)
@@ -101,6 +108,25 @@ def simulate(
     if not result.fits:
         click.echo(f"Error: {result.error}", err=True)
         sys.exit(NO)
+
+
+def _traced(texts: dict[str, str], error: UnknownModelError) -> Job:
+    """A job whose model is traced as transformers has it."""
+    for package in ("torch", "tqdm", "transformers"):
+        if find_spec(package) is None:
+            raise ValueError(f"{error}; {missing(package, 'reading it so')}")
+    from fsdp_sim.measure import model_from_config
+
+    path = with_job(texts)["model_file"]
+    job = resolve(
+        request_of_texts(texts, without_file=True), partial(model_from_config, path, progress=sys.stderr.isatty())
+    )
+    job.notes.append(
+        f"The simulator has no dimensions of {job.model.name}: its module was traced as transformers has it, in "
+        f"torch's own operators. With kernels of its own, where it has any (flash-linear-attention, mamba-ssm), a step "
+        f"takes less time and far less memory. Changes that would help are not looked for."
+    )
+    return job
 
 
 def _many(source: str, as_json: bool, explained: bool) -> None:

@@ -127,7 +127,7 @@ def tune(
             bar.update(task, description=f"{count} plans simulated, {so_far}")
 
         found = search(
-            job.model, job.cluster, job.plan, vary=_varied(vary, job.plan.api), hold=hold, allow=allow,
+            job.dimensions, job.cluster, job.plan, vary=_varied(vary, job.plan.api), hold=hold, allow=allow,
             global_batch=global_batch, on_simulated=report,
             memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30,
         )  # fmt: skip

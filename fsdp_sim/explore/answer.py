@@ -9,14 +9,19 @@ from msgspec import UNSET, UnsetType
 from fsdp_sim.explore.changes import WORTH, changes_that_fit, changes_that_help
 from fsdp_sim.requests import Change, Job, Result, result_of
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.spec import Model
 
 
 def answer(job: Job, simulation: Simulation, *, id: str | int | UnsetType = UNSET, explained: bool = True) -> Result:
     """See `result_of`; changes are simulated, which takes many times as long as the job itself."""
+    notes = job.notes_of(simulation)
+    if not isinstance(job.model, Model):  # what would help can be said of dimensions alone
+        return result_of(simulation, notes=notes, id=id, explained=explained)
+    model = job.model
     return result_of(
-        simulation, notes=job.notes_of(simulation), id=id, explained=explained,
-        changes=lambda: changes_that_fit(job.model, job.cluster, job.plan, **job.options),
-        help=lambda: changes_that_help(job.model, simulation),
+        simulation, notes=notes, id=id, explained=explained,
+        changes=lambda: changes_that_fit(model, job.cluster, job.plan, **job.options),
+        help=lambda: changes_that_help(model, simulation),
     )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ class FormState:
 
     @property
     def model(self) -> Model:
-        return self._job.model
+        return self._job.dimensions
 
     @property
     def cluster(self) -> Cluster:

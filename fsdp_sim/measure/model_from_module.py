@@ -7,6 +7,7 @@ torch would run, operator by operator, forward and backward, so it holds for mod
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -39,6 +41,9 @@ from fsdp_sim.measure.units import DTYPES, units_from_module
 from fsdp_sim.schedule import Param, Unit
 from fsdp_sim.spec import Plan
 
+PACKED = "find_packed_sequence_indices"
+"""Where transformers looks whether a row is one sequence, which values tell: of what it does not know it makes a mask,
+which fused attention would not need. Without ``position_ids`` a row is one."""
 NO_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
@@ -127,8 +132,13 @@ def _run(
     gpu: AbstractContextManager[Any],
     title: str,
 ) -> None:
+    masks = sys.modules.get("transformers.masking_utils")
+    unpacked = masks is not None and hasattr(masks, PACKED) and "position_ids" not in kwargs
     try:
-        with torch.enable_grad(), gpu, trace.watching():
+        with (
+            torch.enable_grad(), gpu, trace.watching(),
+            patch.object(masks, PACKED, lambda position_ids: None) if unpacked else nullcontext(),
+        ):  # fmt: skip
             value = _loss_of(model(*args, **kwargs), loss, title)
             trace.start_backward(value)
             _backward(value)

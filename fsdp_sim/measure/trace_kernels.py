@@ -73,6 +73,9 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     if func.overloadpacket in flop_registry:
         flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
         return [Kernel("matmul", flops, moved, (1, *_factor(flops, inputs)), dtype)]
+    if name == "linalg_solve_triangular":  # a row after the other, each from all before it
+        flops = float(outputs[0].numel() * outputs[0].shape[-2])
+        return [Kernel("matmul", flops, moved, (1, *_factor(flops, inputs)), dtype)]
     known = func.namespace == "aten" and not ARITHMETIC.search(name)
     if not known and not (func.namespace == "fsdp_sim" and name in OURS):
         raise NotPricedError(

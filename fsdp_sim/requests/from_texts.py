@@ -39,12 +39,13 @@ from fsdp_sim.words import did_you_mean, in_brief
 OF_CONFIG_JSON = {"model_type", "architectures", "hidden_size", "num_hidden_layers"}  # and of no file of ours
 
 
-def request_of_texts(texts: Mapping[str, str]) -> Request:
+def request_of_texts(texts: Mapping[str, str], *, without_file: bool = False) -> Request:
     """Build a request from texts, such as the options of a command or a row of a sweep.
 
     Args:
         texts: by name: ``model``, ``model_file``, ``torchtitan``, ``config`` and ``config_format`` (see `with_job`),
             ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
+        without_file: leave the model's file out: `resolve` is given its work.
 
     Raises:
         ValueError: a name that does not exist (with the nearest one), a text that is no value of its field.
@@ -68,7 +69,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         if name in ("model", "cluster"):
             top[name] = text
         elif name == "model_file":
-            dims = model_file(text) | dims
+            dims = {} if without_file else model_file(text) | dims
         elif name in PLAN_FIELDS:
             of_plan[name] = text
         elif name in CLUSTER_FIELDS:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from fsdp_sim.cost import numbers_of_file
+from fsdp_sim.cost import Workload, numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
 from fsdp_sim.simulation import Simulation, check_blocks, simulate
 from fsdp_sim.spec import Cluster, Model, Plan, shards_of
@@ -20,17 +20,24 @@ class Job(msgspec.Struct, frozen=True):
     """A training job: the model, the cluster and the plan that a request describes.
 
     Attributes:
+        model: its dimensions, or what was traced of it.
         numbers: of the stack, where the cluster's file has a calibration: fields of `fsdp_sim.cost.Calibration`.
-        chosen: fields of the plan that the request does not name.
+        chosen: fields of the plan that the request does not name, or whose effect is in what was traced.
         notes: what was chosen because the request does not say, and what experts cost, in sentences.
     """
 
-    model: Model
+    model: Model | Workload
     cluster: Cluster
     plan: Plan
     notes: list[str]
     numbers: dict[str, float] = {}
     chosen: tuple[str, ...] = ()
+
+    @property
+    def dimensions(self) -> Model:
+        """The model, where it is not traced: of what is, nothing can be varied."""
+        assert isinstance(self.model, Model)
+        return self.model
 
     def notes_of(self, simulation: Simulation) -> list[str]:
         """The notes and those of a simulation of the job, but for what was chosen and changes nothing."""
@@ -49,25 +56,33 @@ class Job(msgspec.Struct, frozen=True):
         return {"calibration": dataclasses.replace(default, **self.numbers)}
 
 
-def resolve(request: Request) -> Job:
+def resolve(request: Request, trace: Callable[[Plan], Workload] | None = None) -> Job:
     """Work out the model, the cluster and the plan of a request.
+
+    Args:
+        trace: the model's work under a plan, for a request that names no model.
 
     Raises:
         ValueError: something is missing, unknown or impossible.
     """
-    model, cluster = _model(request), _cluster(request)
+    model = _model(request) if trace is None else None
+    cluster = _cluster(request)
     fields: dict[str, Any] = {} if request.plan is UNSET else given(request.plan)
     chosen, notes = choose_dtypes(fields, cluster)
     notes = [*([] if request.notes is UNSET else request.notes), *notes]
-    if (sees := model.seq_len_of_image) is not None and "seq_len" not in fields:
+    if model and (sees := model.seq_len_of_image) is not None and "seq_len" not in fields:
         chosen["seq_len"] = sees
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
     values = fields | chosen
     plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
-    check_blocks(model.n_layer + model.n_encoder_layer, plan)
+    if model:
+        check_blocks(model.n_layer + model.n_encoder_layer, plan)
+        notes += _about_experts(model, plan, cluster)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
-    notes += _about_experts(model, plan, cluster)
-    return Job(model, cluster, plan, notes, numbers, tuple(chosen))
+    if model is not None:
+        return Job(model, cluster, plan, notes, numbers, tuple(chosen))
+    assert trace is not None
+    return Job(trace(plan), cluster, plan, notes, numbers, (*chosen, "micro_batch", "seq_len", "wrap"))
 
 
 PADDING_SAID = 1.5  # times as many bytes

@@ -17,6 +17,7 @@ from fsdp_sim.spec.dtypes import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.spec.elsewhere import API_OF_ZERO, number_meant
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
+from fsdp_sim.spec.hugging_face import UnknownModelError, may_change_shapes
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.operators import OPERATORS, aten_names
@@ -59,6 +60,7 @@ __all__ = [
     "Plan",
     "Quantization",
     "Shape",
+    "UnknownModelError",
     "aten_names",
     "block_shapes",
     "blocks",
@@ -71,6 +73,7 @@ __all__ = [
     "joined_qkv",
     "link",
     "link_names",
+    "may_change_shapes",
     "model_of_flavor",
     "number",
     "number_meant",

@@ -113,6 +113,15 @@ NEEDED = (  # of what is a number, what cannot be null
 TRAINED = ("fp8", "mxfp4", "fbgemm_fp8", "compressed-tensors")  # how weights are stored, from which training starts
 
 
+def may_change_shapes(key: str) -> bool:
+    """Whether a key that nobody knows sounds as if it changed what a model computes."""
+    return bool(SHAPES.search(key)) and not HARMLESS.search(key)
+
+
+class UnknownModelError(ValueError):
+    """A ``config.json`` of which the tables here do not know enough; transformers may."""
+
+
 def model_of(source: str | Path | Mapping[str, Any]) -> Model:
     """Read a ``config.json``, a folder that holds one, or what is in one; or torchtitan's TOML.
 
@@ -158,14 +167,14 @@ class _Reader:
             kind = next((name for name, of in known.items() if classes == [of["class"]]), kind)
         if kind not in known:
             if remedy := of_several_models(config, known):
-                raise self._wrong("model_type", remedy)
+                raise self._wrong("model_type", remedy, ValueError)
             near = nearest(kind, known, most=3)
             begins = "the nearest known are" if len(near) > 1 else "the nearest known is" if near else "known are"
             where = "" if near else f" (the tables of fsdp_sim/spec/{TABLE})"
             raise self._wrong(
                 "model_type",
-                f"{begins} {some_of(near or known)}{where}; for others give the dimensions (Model), or trace the "
-                f"module with model_from_module",
+                f"{begins} {some_of(near or known)}{where}; others fsdp-sim simulate alone can read, with torch and "
+                f"transformers (in Python fsdp_sim.measure.model_from_config), or give the dimensions (Model)",
             )
         self.of = known[kind]
         own = self.of.get("spellings", {})
@@ -178,9 +187,9 @@ class _Reader:
         ordered = sorted(config.items(), key=lambda item: item[0] in self.of["config"])
         return {self.canonical.get(key, key): value for key, value in ordered}
 
-    def _wrong(self, key: str, remedy: str) -> ValueError:
+    def _wrong(self, key: str, remedy: str, of: type[ValueError] = UnknownModelError) -> ValueError:
         spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)
-        return ValueError(f"{self.where}: {spelled} is {in_brief(self.given.get(spelled))}; {remedy}")
+        return of(f"{self.where}: {spelled} is {in_brief(self.given.get(spelled))}; {remedy}")
 
     def _refuse_wrong_kinds(self) -> None:
         usual = self._named(self.of["config"])
@@ -198,7 +207,7 @@ class _Reader:
             else:
                 continue
             if not fits:
-                raise self._wrong(key, f"it must be {kind}")
+                raise self._wrong(key, f"it must be {kind}", ValueError)
 
     def model(self) -> Model:
         self._refuse_wrong_kinds()
@@ -254,13 +263,15 @@ class _Reader:
             elif key == "quantization_config":
                 if (value or {}).get("quant_method") not in (None, *TRAINED):
                     raise self._wrong(
-                        key, "say in the plan how the base is quantised (Plan.base_quantization), and take the key out"
-                    )
-            elif value and SHAPES.search(key) and not HARMLESS.search(key):
+                        key, "say in the plan how the base is quantised (Plan.base_quantization), and take the key out",
+                        ValueError,
+                    )  # fmt: skip
+            elif value and may_change_shapes(key):
                 raise self._wrong(
                     key,
                     f"it is not known what this changes in a {self.given['model_type']}. If nothing, take it out of "
                     f"the file; else trace the module with model_from_module",
+                    ValueError,
                 )
         for key in set(ONLY) & set(self.of["config"]) & set(self.given) - ruled:
             allowed = ONLY[key]

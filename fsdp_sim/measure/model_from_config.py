@@ -1,0 +1,112 @@
+"""`model_from_config`: a Hugging Face model that the simulator's tables do not know, traced as transformers has it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsdp_sim.cost import Workload
+from fsdp_sim.measure.model_from_module import model_from_module
+from fsdp_sim.packages import need
+from fsdp_sim.spec import Plan, may_change_shapes
+from fsdp_sim.timeline import read_text
+from fsdp_sim.words import in_brief
+
+HEADS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM")
+
+
+def model_from_config(source: str | Path, plan: Plan | None = None, *, progress: bool = True) -> Workload:
+    """Trace the module that transformers builds of a ``config.json``: no weights, no network, no code of others.
+
+    Optional kernels (flash-linear-attention, mamba-ssm) are left out: what is traced is the module's own torch code,
+    which takes longer and keeps more.
+
+    Args:
+        source: the file, or the folder that holds it.
+        plan: says how many sequences of how many tokens, and what `model_from_module` takes of it.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: transformers does not know the model either, cannot build it, or it reads no tokens; what
+            `model_from_module` cannot trace.
+        ModuleNotFoundError: transformers is not installed.
+
+    Example:
+        >>> workload = model_from_config("falcon-h1/config.json", Plan(seq_len=4096))  # doctest: +SKIP
+        >>> simulate(workload, Cluster("H100", gpus=8), Plan(seq_len=4096))  # doctest: +SKIP
+    """
+    need("a model that the simulator's tables do not know", "transformers")
+    import transformers
+
+    path, plan = Path(source), plan or Plan()
+    path = path / "config.json" if path.is_dir() else path
+    given = json.loads(read_text(path))
+    kind = given.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise ValueError(
+            f"{path}: model_type is {in_brief(kind)}, which transformers {transformers.__version__} does not know "
+            f"either; give the dimensions (Model)"
+        )
+    with _quiet(transformers):
+        head, config = _built(path, given, transformers)
+        inputs = {"input_ids": torch.zeros(plan.micro_batch, plan.seq_len, dtype=torch.long)}
+        if "labels" in inspect.signature(head.forward).parameters:
+            inputs["labels"] = inputs["input_ids"]
+        name = Path(given["_name_or_path"]).name if isinstance(given.get("_name_or_path"), str) else ""
+        try:
+            return model_from_module(lambda: head(config), inputs, plan=plan, name=name or kind, progress=progress)
+        except RuntimeError as error:  # such as experts that multiply in bf16 alone
+            raise ValueError(
+                f"{path}: {head.__name__} does not run with param_dtype={plan.param_dtype!r}: {error}"
+            ) from None
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' advice to install kernels, and without torch's tracebacks of what is told in a sentence."""
+    of_fakes = logging.getLogger("torch._subclasses.fake_tensor")
+    level, verbosity = of_fakes.level, transformers.logging.get_verbosity()
+    of_fakes.setLevel(logging.CRITICAL)
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        of_fakes.setLevel(level)
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _built(path: Path, given: dict[str, Any], transformers: Any) -> tuple[Any, Any]:
+    """The class of the model and its configuration, once it has been built without memory."""
+    try:
+        config = transformers.CONFIG_MAPPING[given["model_type"]].from_json_file(path)
+        config.use_cache = False
+        head = _head_of(config, transformers)
+        if config.sub_configs:
+            raise ValueError("it holds several models; trace the module, on what it reads, with model_from_module")
+        if head is None or head.main_input_name != "input_ids":
+            raise ValueError("it has no class of it that reads tokens; trace the module with model_from_module")
+        usual = type(config)()
+        if odd := next((key for key in given if may_change_shapes(key) and given[key] and not hasattr(usual, key)), ""):
+            raise ValueError(f"its {type(config).__name__} has no {odd}; take it out of the file if it changes nothing")
+        with torch.device("meta"):
+            head(config)
+    except Exception as error:  # whatever transformers refuses
+        here = f"transformers {transformers.__version__}"
+        raise ValueError(f"{path}: {here} cannot build it: {' '.join(str(error).split())}") from None
+    return head, config
+
+
+def _head_of(config: Any, transformers: Any) -> Any:
+    """The class that the file names, or the one with a loss over tokens."""
+    named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+    if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+        return named
+    mappings = [getattr(transformers, name)._model_mapping for name in HEADS]
+    return next((of[type(config)] for of in mappings if type(config) in of), None)
