@@ -17,13 +17,19 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, path.split(".")[1]) for n
 
 
 def block_names(model: nn.Module) -> list[str]:
-    """The usual wrapping: every module that sits in a ``ModuleList``, by its full name."""
+    """The usual wrapping: every module that sits in a ``ModuleList``, by its full name; of lists in it the members."""
     return [
         f"{name}.{index}" if name else index
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList)
-        for index, _ in module.named_children()
+        for index, member in module.named_children()
+        if not _never_runs(member)
     ]
+
+
+def _never_runs(module: nn.Module) -> bool:
+    """Whether it holds modules and has no forward of its own: `fully_shard` refuses it."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
 
 
 def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> list[Unit]:
@@ -36,8 +42,9 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
         wrap: full names of the modules given to `fully_shard`, the root left out; by default `block_names`.
 
     Raises:
-        ValueError: a name in ``wrap`` is not a module of the model (the message lists those that are close) or is
-            there twice, or a parameter has a dtype or shape that `fsdp_sim.schedule.Param` refuses.
+        ValueError: a name in ``wrap`` is not a module of the model (the message lists those that are close), is there
+            twice or is a container without a forward, or a parameter has a dtype or shape that
+            `fsdp_sim.schedule.Param` refuses.
 
     Example:
         >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4, bias=False)]), "head": nn.Linear(4, 2)})
@@ -52,6 +59,11 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
         raise ValueError(f"wrap names {missing[0]!r}, not a module of {type(model).__name__}; there are {close}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"wrap names {twice[0]!r} twice; fully_shard is applied to a module once")
+    if held := [name for name in names if _never_runs(modules[name])]:
+        raise ValueError(
+            f"wrap names {held[0]!r}, a {type(modules[held[0]]).__name__} without a forward, which fully_shard "
+            f"refuses; name the modules in it"
+        )
     taken: set[int] = set()
     params = {name: _params(modules[name], taken) for name in sorted(names, key=_depth, reverse=True)}
     first, last = (f"root.{word}" if word in names else word for word in ("embed", "head"))

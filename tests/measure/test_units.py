@@ -103,6 +103,11 @@ def test_each_block_of_a_module_list_is_a_unit_wherever_it_is() -> None:
     assert units[3].segments == ("blocks.1.experts.0",)
 
 
+def test_of_lists_in_a_list_the_members_are_units_for_a_list_has_no_forward() -> None:
+    stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])])
+    assert [unit.name for unit in units_from_module(stages)] == ["root", "0.0", "0.1", "1.0"]
+
+
 def test_the_order_of_wrap_does_not_matter() -> None:
     names = ["blocks.1.experts.0", "blocks.2", "blocks.1"]
     assert units_from_module(Model(), names) == units_from_module(Model(), names[::-1])
@@ -120,6 +125,7 @@ def test_root_alone_is_one_unit_that_computes_in_one_piece() -> None:
         (["blocks.0", "block.1"], r"wrap names 'block\.1', not a module of Model; there are \[.*'blocks\.1'"),
         ([""], r"wrap names '', not a module of Model; there are \['embed'"),
         (["blocks.0", "blocks.0"], r"wrap names 'blocks\.0' twice"),
+        (["blocks"], r"wrap names 'blocks', a ModuleList without a forward, .* name the modules in it"),
     ],
 )
 def test_a_wrong_name_is_told_with_those_that_are_close(wrap: list[str], message: str) -> None:
