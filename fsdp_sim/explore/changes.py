@@ -19,6 +19,7 @@ from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
 MOST_HELP = 4  # changes that are named
+LOSS_CHUNKS = 8
 MAX_DOUBLINGS = 6  # how often the number of GPUs is doubled at most
 MAX_BLOCKS_TRIED = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
 
@@ -86,6 +87,15 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[MemoryLever]:
             "attention",
             (LeverSetting({"attention_impl": "sdpa"}, "fused attention, which writes no matrix of scores"),),
         )
+    if plan.api == "fsdp1" and not plan.limit_all_gathers:
+        limit = LeverSetting({"limit_all_gathers": True}, "let FSDP1's rate limiter hold the CPU back")
+        yield MemoryLever("limiter", (limit,))
+    if plan.loss_chunks == 1 and plan.seq_len % LOSS_CHUNKS == 0:
+        cut = f"head and loss in {LOSS_CHUNKS} chunks of the sequence, so that logits are never whole"
+        yield MemoryLever("loss", (LeverSetting({"loss_chunks": LOSS_CHUNKS}, cut),))
+    if plan.api == "fsdp2" and plan.activation_offload is None and cluster.kind == "gpu":
+        copy = "copy to CPU memory what is kept for backward, beside compute (OffloadActivations)"
+        yield MemoryLever("activations", (LeverSetting({"activation_offload": "streams"}, copy),))
     deep = {
         name: None
         for name in ("forward_prefetch", "backward_prefetch")
