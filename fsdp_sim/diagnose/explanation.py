@@ -68,6 +68,11 @@ class Explanation:
         return self.exposure.step_s
 
     @cached_property
+    def compute_s(self) -> float:
+        """Seconds in which the device computes or copies; waits for an operation's next kernel do not count."""
+        return self.exposure.compute_s - sum([e.unlaunched_s for e in self.observed.computing])
+
+    @cached_property
     def culprits(self) -> list[Blame]:
         """What compute waits for, what costs most first."""
         return blames(self.observed)
@@ -101,12 +106,8 @@ class Explanation:
         return self.seconds_of(Op.OPTIM)
 
     def seconds_of(self, *ops: Op) -> float:
-        """Seconds that such operations of the step run on the rank, together."""
-        start_s, end_s = (
-            self.run.of_rank(column, self.rank) for column in (self.run.columns.start_s, self.run.columns.end_s)
-        )
-        places = self.run.program.ops_of_steps[self.step]
-        return float(sum([end_s[k] - start_s[k] for k in places if self.run.ops[k].op in ops]))
+        """Seconds that kernels of such operations of the step run on the rank, together."""
+        return float(sum([e.duration_s - e.unlaunched_s for e in self.observed.events if e.op in ops]))
 
     @cached_property
     def twice_as_fast_cpu_s(self) -> float:
@@ -218,10 +219,10 @@ def _sentences(found: Explanation) -> list[str]:
 
 def _summary(found: Explanation) -> list[str]:
     step_s, e, plan = found.step_time_s, found.exposure, found.run.program.plan
-    idle_s = step_s - e.compute_s
+    idle_s = step_s - found.compute_s
     lines = [
-        f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
-        f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
+        f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(found.compute_s)} of it "
+        f"({percent(found.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
     lines += _again(found)
     if plan.activation_offload:
@@ -258,7 +259,7 @@ def _again(found: Explanation) -> list[str]:
     what = "attention and of every second linear layer" if kept == "selective" else _names(list(kept))
     return [
         f"Checkpointed blocks keep the outputs of {what} and compute the rest again in backward: {human_ms(again_s)} "
-        f"of the busy time ({percent(again_s, found.exposure.compute_s)})."
+        f"of the busy time ({percent(again_s, found.compute_s)})."
     ]
 
 

@@ -53,18 +53,33 @@ def waits(peers: Peers, rank: int, step: int, window: Interval, speeds: Speeds) 
     view = peers.view(rank)
     found: list[Wait] = []
     reached = window[0]
+    paced = _paced(view)
     for e in view.computing:
         start_s, end_s = e.start_s, e.end_s
         if end_s <= window[0] or start_s >= window[1]:
             continue
         if start_s > reached:
             gap = (reached, start_s)
-            found += _inside(peers, view, e, gap) if view.synchronous else _before(peers, view, e, gap, speeds)
+            if e.seq in paced:
+                found.append(Wait(*gap, _issued_late(peers, view, e), e))
+            else:
+                found += _inside(peers, view, e, gap) if view.synchronous else _before(peers, view, e, gap, speeds)
         if end_s > reached:
             reached = end_s
     if window[1] > reached:
         gap = (reached, window[1])
         found += _inside(peers, view, None, gap) if view.synchronous else _after_all(view, step, gap)
+    return found
+
+
+def _paced(view: RankView) -> set[int]:
+    """The operations whose start does not matter: that, or one right behind them, ends when the CPU has launched it."""
+    found: set[int] = set()
+    behind: Event | None = None
+    for e in reversed(view.computing if view.simulated else []):
+        if e.unlaunched_s or (behind is not None and behind.seq in found and behind.start_s <= e.end_s):
+            found.add(e.seq)
+        behind = e
     return found
 
 

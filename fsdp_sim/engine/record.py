@@ -58,12 +58,14 @@ class RankTimes(NamedTuple):
 
     Attributes:
         issue_s, start_s, end_s: of each operation.
+        unlaunched_s: of each operation, see `fsdp_sim.timeline.Event`.
         about_memory: when the CPU and when the device comes to each instruction that is about memory.
     """
 
     issue_s: Sequence[float]
     start_s: Sequence[float]
     end_s: Sequence[float]
+    unlaunched_s: Callable[[], Sequence[float]]
     about_memory: Callable[[], tuple[Sequence[float], Sequence[float]]]
 
     def issues(self) -> Sequence[float]:
@@ -114,6 +116,7 @@ class EventRows:
             "issue_s": lambda: _picked(times().issues(), self._moments[0]),
             "start_s": lambda: _picked(times().moments(), self._moments[1]),
             "end_s": lambda: _picked(times().moments(), self._moments[2]),
+            "unlaunched_s": lambda: self._unlaunched_s(times().unlaunched_s()),
         }, partial(self._operations, rank, times))  # fmt: skip
 
     def _operations(self, rank: int, times: Callable[[], RankTimes]) -> Columns:
@@ -126,6 +129,7 @@ class EventRows:
             "issue_s": lambda: times().issue_s,
             "start_s": lambda: times().start_s,
             "end_s": lambda: times().end_s,
+            "unlaunched_s": lambda: times().unlaunched_s(),
         })  # fmt: skip
 
     # An event is of a state that lives through all steps, of an operation, or of a change of memory. Below, what there
@@ -152,6 +156,9 @@ class EventRows:
     def _bytes(self, sizes: Sequence[int]) -> Sequence[int]:
         states = len(self._states)
         return _picked([*sizes[:states], *self._of_ops("bytes"), *sizes[states:]], self._order)
+
+    def _unlaunched_s(self, of_ops: Sequence[float]) -> Sequence[float]:
+        return _picked([*[0.0] * len(self._states), *of_ops, *[0.0] * len(self._changed.number)], self._order)
 
     @cached_property
     def _rows_of_ops(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -125,6 +126,19 @@ class Run:
         """
         return self.replayed(self.costs.scaled(compute, network, cpu))
 
+    def unlaunched_s(self, rank: int = 0) -> list[float]:
+        """How long the device had nothing to do inside of each operation, as the CPU was still launching its kernels.
+
+        What slows an operation down while it runs counts too.
+        """
+        found = [0.0] * len(self.ops)
+        columns, seconds = self.columns, self.costs.seconds
+        for k, issued in columns.late.items():
+            if not math.isnan(at_rank(issued, rank)):
+                lasted = at_rank(columns.end_s[k], rank) - at_rank(columns.start_s[k], rank)
+                found[k] = max(0.0, lasted - at_rank(seconds[k], rank))
+        return found
+
     def memory_times(self, rank: int = 0) -> tuple[list[int], list[float], list[float]]:
         """Of the allocs, frees and record_streams: their numbers, the CPU's clock, and when their streams get there.
 
@@ -189,7 +203,8 @@ class Run:
     def _times_of(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
-        return RankTimes(issued, starts, ends, once(lambda: self.memory_times(rank)[1:]))
+        unlaunched = once(lambda: self.unlaunched_s(rank))
+        return RankTimes(issued, starts, ends, unlaunched, once(lambda: self.memory_times(rank)[1:]))
 
 
 def at_rank(time: Seconds, rank: int) -> float:

@@ -25,8 +25,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
             ``fsdp_sim/mini/group.py:169``.
         stack: ``file:line`` of the calls that led to ``source``, outermost first, where they are known.
         category: what an ``alloc`` or ``free`` is for.
-        unlaunched_s: of a measured operation of many kernels the seconds in which none of them ran, because the CPU had
-            not launched the next.
+        unlaunched_s: of an operation of many kernels the seconds in which none of them ran, because the CPU had not
+            launched the next.
         matmul_s, attention_s: of a measured operation the seconds in kernels that multiply matrices, and in fused
             attention; the others move bytes.
         group: of a measured collective its process group, the same text on every rank of it; empty where nobody said.

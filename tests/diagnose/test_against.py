@@ -48,7 +48,7 @@ def test_the_other_way_round_every_sign_is_the_other() -> None:
 
 
 def test_what_changed_is_what_is_named() -> None:
-    found = held(predicted(activation_checkpointing="full"), predicted())
+    found = held(predicted(activation_checkpointing="full", micro_batch=16), predicted(micro_batch=16))
     assert found.parts[0].name == "forward again in backward"
     assert "computing forward again in backward" in found.sentences[1]
     assert sum(times for label, times in found.only_here.items() if "RECOMPUTE" in label) == 12

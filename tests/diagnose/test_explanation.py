@@ -62,7 +62,7 @@ def test_an_explanation_and_a_diagnosis_say_the_same_of_the_same_step(plan, gpu)
     assert "diagnosis" not in vars(explanation)  # each collective is put into words when that is asked for
     assert explanation.diagnosis.collectives == diagnosis.collectives
     assert diagnosis.step_s == pytest.approx(explanation.step_time_s, rel=1e-12)
-    assert diagnosis.compute_s == pytest.approx(explanation.exposure.compute_s, rel=1e-12)
+    assert diagnosis.compute_s == pytest.approx(explanation.compute_s, rel=1e-12)
     assert diagnosis.exposed_s == pytest.approx(explanation.exposure.exposed_s, rel=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_an_all_gather_whose_copies_were_issued_late_was_issued_late():
 
     waits_s = {blame.culprit: blame.idle_s for blame in found.culprits}
     assert found.critical_s["CPU"] > 0.9 * found.step_time_s
-    assert waits_s[Culprit.CPU_LATE] > 0.9 * sum(waits_s.values())
+    assert waits_s[Culprit.CPU_LATE] + waits_s[Culprit.LAUNCHES] > 0.9 * sum(waits_s.values())
 
 
 def test_small_units_are_bound_by_the_cpu():

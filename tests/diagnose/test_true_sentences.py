@@ -6,6 +6,7 @@ import pytest
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Culprit
+from fsdp_sim.engine import exposure
 
 B = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 NODE = Cluster("A100", gpus=8)
@@ -27,6 +28,27 @@ def test_the_time_of_an_offloaded_optimizer_is_the_cpus() -> None:
     assert next(b for b in why.culprits if b.culprit is Culprit.CPU_OPTIMIZER).idle_s == pytest.approx(why.optimizer_s)
     assert "a CPU twice as fast" in str(why)
     assert "CPU twice" not in said(Plan(**B)) + said(Plan(cpu_offload=True), cluster=Cluster("cpu", gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "plan"),
+    [
+        ("gpt2-124m", Cluster("H100", gpus=8), Plan(seq_len=512, **B)),
+        ("mistral-7b", Cluster("MI300X", gpus=24), Plan(seq_len=4096, fp8="tensorwise", fp8_all_gather=True, **B)),
+    ],
+    ids=["small kernels", "gathers end late too"],
+)
+def test_where_the_cpu_sets_the_pace_compute_is_busy_no_longer_than_beside_a_cpu_without_end(model, cluster, plan):
+    """And what a faster network would not shorten is no wait for the network."""
+    why = simulate(model, cluster, plan).explain()
+    idle_s = {blame.culprit: blame.idle_s for blame in why.culprits}
+    free = exposure(why.run.scaled(cpu=1e-3))
+
+    assert why.critical_s["CPU"] > 0.9 * why.step_time_s
+    assert 0.8 * free.compute_s < why.compute_s <= free.compute_s
+    assert idle_s[Culprit.LAUNCHES] + idle_s[Culprit.CPU_LATE] == pytest.approx(
+        why.step_time_s - why.compute_s, rel=0.05
+    )
 
 
 def test_what_passes_between_steps_is_named_once() -> None:
