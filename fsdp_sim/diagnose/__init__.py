@@ -1,6 +1,6 @@
 """Why a step takes as long as it does: what compute waits for, what that costs, and what to try."""
 
-from fsdp_sim.diagnose.advice import TIPS
+from fsdp_sim.diagnose.advice import BUSY, TIPS
 from fsdp_sim.diagnose.against import Against, OperationChange, Part, against
 from fsdp_sim.diagnose.causes import Cause, Key, PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
@@ -15,6 +15,7 @@ from fsdp_sim.diagnose.ranks_in_words import RANK_COLUMNS, path_sentence, rank_c
 from fsdp_sim.diagnose.shown import COLUMNS, cells, main_blames, shown, totals
 
 __all__ = [
+    "BUSY",
     "COLUMNS",
     "RANK_COLUMNS",
     "TIPS",

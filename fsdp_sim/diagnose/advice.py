@@ -234,6 +234,7 @@ _SUM_WHOLE = Tip(
     change=lambda plan, cluster: {"grad_accum": max(2, plan.grad_accum), "requires_gradient_sync": "last"},
 )
 _NO_OFFLOAD = _any("no offload, if shards and states fit into the device", change=_always(cpu_offload=False))
+_NO_COPIES = _fsdp2("no offload of activations, if they fit into the device", change=_always(activation_offload=None))
 _COMPILE = _any(
     "torch.compile of each block: fewer kernels for the CPU to launch",
     lambda facts: not facts.on_cpu,
@@ -375,7 +376,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
             "checkpoint_wrapper on each block: only its input is kept and copied",
             change=_always(activation_checkpointing="full"),
         ),
-        _fsdp2("no offload of activations, if they fit into the device", change=_always(activation_offload=None)),
+        _NO_COPIES,
     ),
     Culprit.COPIES: (
         Tip(
@@ -391,6 +392,30 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.BETWEEN_KERNELS: (_COMPILE, _LARGER_KERNELS),
     Culprit.UNKNOWN: (),
 }
+
+
+def _keeps(kept: str | None) -> Callable[[Plan, Cluster], Settings]:
+    """Keep more than a plan does, of which blocks are computed again."""
+    return lambda plan, cluster: {
+        "activation_checkpointing": kept if plan.activation_checkpointing is not None else None
+    }
+
+
+BUSY = (  # what to try where compute itself takes long, whatever it waits for; most promising first
+    _any("torch.compile of each block: kernels that read and write memory less often", change=_always(compile=True)),
+    _any("no activation checkpointing, if all activations fit: nothing is computed again", change=_keeps(None)),
+    _any(
+        "selective activation checkpointing, if it fits: attention and every other matmul are not computed again",
+        change=_keeps("selective"),
+    ),
+    _any("compute in bf16: matmuls on tensor cores, and half the bytes", change=_always(param_dtype="bf16")),
+    _fsdp2(
+        "copies of activations on a stream of their own, beside compute (OffloadActivations)",
+        change=lambda plan, cluster: {"activation_offload": plan.activation_offload and "streams"},
+    ),
+    _NO_COPIES,
+    _any("a fused optimizer: AdamW(..., fused=True)", change=_always(optimizer_impl="fused")),
+)
 
 
 def tips(culprit: Culprit, facts: Facts) -> list[str]:

@@ -227,7 +227,7 @@ def _summary(found: Explanation) -> list[str]:
     lines += _again(found)
     if plan.activation_offload:
         how = (
-            "while compute waits; streams of their own would copy beside it"
+            "on the compute stream, which is busy meanwhile; a stream of their own would copy beside it"
             if plan.activation_offload == "save_on_cpu"
             else "on a stream of their own"
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fsdp_sim.diagnose import TIPS
+from fsdp_sim.diagnose import BUSY, TIPS
 from fsdp_sim.explore.garbage import seldom_collected
 from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
@@ -188,7 +188,8 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
 
 @seldom_collected()
 def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Change]:
-    """Of what `diagnose` advises against what a step waits for, what makes training faster and fits, the best first.
+    """Of what `diagnose` advises against what a step waits for, and of what shortens its compute, what makes training
+    faster and fits, the best first.
 
     Args:
         now: the simulation of the model as it is.
@@ -209,10 +210,13 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
                 continue
             if (new := tip.change(plan, now.cluster)) not in advised.values():
                 advised[what] = new
+    for tip in BUSY:
+        if tip.change and plan.api in tip.by_api and (new := tip.change(plan, now.cluster)) not in advised.values():
+            advised[tip.by_api[plan.api]] = new
     found = []
-    for what, new in advised.items():
-        unchanged = all(getattr(plan, name) == value for name, value in new.items())
-        if unchanged or _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
+    for what, advice in advised.items():
+        new = {name: value for name, value in advice.items() if getattr(plan, name) != value}
+        if not new or _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
             continue
         settings: tuple[LeverSetting, ...] = (LeverSetting(new, what),)
         sim = _simulate(model, now.cluster, plan, new, options)

@@ -223,6 +223,26 @@ def test_advice_is_what_was_simulated_and_makes_training_faster(gpus, bandwidth_
         assert change.tokens_per_s_per_gpu == after.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
 
 
+@pytest.mark.parametrize(
+    ("name", "plan", "advised"),
+    [
+        ("phi-4", {"activation_checkpointing": "full"}, {"activation_checkpointing": None, "compile": True}),
+        ("gpt2-350m", {"api": "ddp", "micro_batch": 8, "param_dtype": None}, {"param_dtype": "bf16"}),
+        ("gpt2-1.5b", {"micro_batch": 8, "activation_offload": "save_on_cpu"}, {"activation_offload": "streams"}),
+    ],
+    ids=["recomputes", "fp32", "copies"],
+)
+def test_a_step_that_hardly_waits_is_told_what_shortens_its_compute(name, plan, advised):
+    now = simulate(name, Cluster("H100", gpus=16), Plan(**{"param_dtype": "bf16", "seq_len": 1024} | plan))
+    found = changes_that_help(Model.preset(name), now)
+
+    for field, value in advised.items():
+        (change,) = [one for one in found if one.set == {field: value}]
+        after = simulate(name, now.cluster, replace(now.plan, **change.set))
+        assert after.explain().compute_s < now.explain().compute_s
+        assert after.tokens_per_s_per_gpu == change.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
+
+
 def test_what_does_not_help_is_not_advised():
     """All-gathers stand behind reductions, but the wire is full: another communicator only shares it."""
     now = simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=512, bandwidth_gbps=100), Plan(param_dtype="bf16"))
