@@ -203,7 +203,8 @@ def print_fit(found: FitResult) -> None:
         )
         print_memory(console, found.fits)
     if isinstance(found.too_large, Result):
-        console.print(f"The next larger one, {found.next}:")
+        size = f"{found.next:,}" if isinstance(found.next, int) else found.next
+        console.print(f"The next larger one, {size}:" if found.fits else f"Of {size}:")
         print_advice(console, to_fit(found.too_large.would_fit if isinstance(found.too_large.would_fit, list) else ()))
 
 

@@ -69,6 +69,16 @@ def test_the_largest_published_model_fits_and_the_next_larger_one_does_not():
     assert found["fits"]["parameters"] < found["too_large"]["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("request_", "of"), [(("--model", "llama3-70b", *LLAMA[2:]), "Of 1:"), (LLAMA, "The next larger one, ")]
+)
+def test_the_smallest_is_no_larger_one(request_, of):
+    shown = call("fit", *request_).output
+
+    assert [line for line in shown.splitlines() if line.startswith(of)]
+    assert ("The next larger one" in shown) == (request_ is LLAMA)
+
+
 def test_where_none_fits_the_status_is_1_and_changes_are_given():
     found = fit("--model", "llama2-70b", "--gpu", "A100-SXM-40GB", "--gpus", "8", status=1)
 
