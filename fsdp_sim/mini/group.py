@@ -296,6 +296,12 @@ class FSDPParamGroup:
             raise AssertionError(f"gradients of one unit must have one dtype, but {self.unit!r} has {grad_dtypes}")
         self._wait_for_post_backward()
         reduce_dtype = self._reduce_dtype or grads[0].dtype
+        if self._orig_dtype is None and reduce_dtype != params[0].orig_dtype:
+            raise RuntimeError(
+                f"all parameters of unit {self.unit!r} were frozen in its first forward, in which FSDP, torch's too, "
+                f"looks for the dtype of its gradients, and now there are some in {reduce_dtype}; when you thaw it, "
+                "call its unshard(), which looks again, and then its reshard()"
+            )
         division = gradient_division(
             info.shard_mesh_size, info.replicate_mesh_size, reduce_dtype, self.gradient_divide_factor,
             self.force_sum_reduction_for_comms, has_premul_sum=not ctx.on_cpu,

@@ -8,7 +8,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.mini.models import Collectives, Toy, Transformer, assert_same_grads, my_part, shard, twin
-from tests.mini.parity.tools import Issued, backward_of_both, group_of, sharded_toy, square_loss, train_side_by_side
+from tests.mini.parity.tools import (
+    Issued,
+    backward_of_both,
+    group_of,
+    raised,
+    sharded_toy,
+    square_loss,
+    train_side_by_side,
+)
 
 
 def step(model, plain):
@@ -92,6 +100,33 @@ def test_everything_frozen(ranks, impl):
         return mode.counts, x.grad is not None, {p.grad for p in model.parameters()}
 
     assert ranks(2, run) == [((4 + 3, 0), True, {None})] * 2
+
+
+@pytest.mark.parametrize("looks_again", [False, True])
+def test_in_mixed_precision_a_unit_that_was_frozen_in_its_first_forward_is_unsharded_when_it_is_thawed(
+    ranks, impl, looks_again
+):
+    """Only then does FSDP look again which dtype its gradients have."""
+
+    def run():
+        model, _ = sharded_toy(impl, 1, mp_policy=impl.MixedPrecisionPolicy(torch.bfloat16))
+        model.requires_grad_(False)
+        model(torch.ones(2, 4))
+        model.reshard()  # the root kept whole parameters, and it is the shards that are thawed
+        model.requires_grad_(True)
+        for unit in (*model.layers, model) if looks_again else ():
+            unit.unshard()
+            unit.reshard()
+        error = raised(lambda: model(torch.ones(2, 4)).sum().backward())
+        return error, [p.grad is not None for p in model.parameters()]
+
+    for error, has_grad in ranks(2, run):
+        if looks_again:
+            assert (error, has_grad) == (None, [True] * 3)
+        else:
+            assert error[0] == "RuntimeError"
+            if impl.__name__ == "fsdp_sim.mini":
+                assert "parameters of unit 'layers.0' were frozen" in error[1]
 
 
 class LowRank(nn.Module):
