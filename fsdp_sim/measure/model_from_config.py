@@ -62,7 +62,9 @@ def model_from_config(source: str | Path, plan: Plan | None = None, *, progress:
         name = Path(given["_name_or_path"]).name if isinstance(given.get("_name_or_path"), str) else ""
         try:
             return model_from_module(lambda: head(config), inputs, plan=plan, name=name or kind, progress=progress)
-        except RuntimeError as error:  # such as experts that multiply in bf16 alone
+        except ValueError:
+            raise
+        except Exception as error:  # whatever its code says, such as that experts multiply in bf16 alone
             raise ValueError(
                 f"{path}: {head.__name__} does not run with param_dtype={plan.param_dtype!r}: {error}"
             ) from None
@@ -88,7 +90,7 @@ def _built(path: Path, given: dict[str, Any], transformers: Any) -> tuple[Any, A
         config = transformers.CONFIG_MAPPING[given["model_type"]].from_json_file(path)
         config.use_cache = False
         head = _head_of(config, transformers)
-        if config.sub_configs:
+        if any(type(getattr(config, key)) in transformers.MODEL_MAPPING for key in config.sub_configs):
             raise ValueError("it holds several models; trace the module, on what it reads, with model_from_module")
         if head is None or head.main_input_name != "input_ids":
             raise ValueError("it has no class of it that reads tokens; trace the module with model_from_module")
