@@ -280,6 +280,10 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         ),
         _GATHER_BF16,
     ),
+    Culprit.IN_OPTIMIZER: (
+        _fsdp2("AdamW, whose step needs no other rank, if the optimizer is Muon", change=_always(optimizer="adamw")),
+        _any("fewer steps for as many tokens: a larger micro-batch, or gradients of several added up", change=_double),
+    ),
     Culprit.HEAD_OF_LINE: (
         _fsdp2(
             "set_separate_reduce_scatter_group(True) (torch 2.13): reductions get a communicator of their own",

@@ -11,6 +11,7 @@ class Culprit(Word):
     FIRST_ALL_GATHER = "first all-gather"  # nothing had been computed that could hide it
     LAST_REDUCTIONS = "last reductions"  # the optimizer needs what nothing is left to hide
     LAST_ALL_GATHERS = "last all-gathers"  # ZeRO: the updated parameters are gathered with nothing left to compute
+    IN_OPTIMIZER = "collectives of the optimizer"  # a norm to clip by, Muon's matrices: it goes on when they end
     HEAD_OF_LINE = "queued behind a reduction"  # the gather stood behind a reduction on their communicator
     RATE_LIMITER = "rate limiter"  # FSDP1's limiter held the CPU back before it issued the gather
     CPU_LATE = "issued late by the CPU"  # the device was done before the CPU had issued more

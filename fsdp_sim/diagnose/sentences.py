@@ -172,6 +172,10 @@ SAID = {  # where it says no more than what was waited for, how long, and where 
     Culprit.LAST_ALL_GATHERS: (
         "The updated parameters are gathered ({0.ons}) when nothing is left to compute: {0.cost}."
     ),
+    Culprit.IN_OPTIMIZER: (
+        "Between backward and the next forward are collectives of their own, such as of a norm to clip by or of Muon's "
+        "matrices, with nothing to compute beside them: {0.cost}; most for {0.worst_on}."
+    ),
     Culprit.HEAD_OF_LINE: (
         "All-gathers stand behind reductions on one communicator, which runs them in issue order: {0.cost}; most for "
         "{0.worst_on}, behind {0.worst_behind}."
@@ -240,7 +244,7 @@ def _launches(waits: Waits, found: StepObservation) -> str:
     assert worst.waiting is not None
     return (
         f"Inside operations the device had run all kernels that were launched before the CPU had launched the next: "
-        f"{human_ms(waits.seconds)} in {len(waits)} operations; most in {waits.worst}, "
+        f"{human_ms(waits.seconds)} in {len(waits)} operation{'s' * (len(waits) > 1)}; most in {waits.worst}, "
         f"{human_ms(worst.seconds)} of its {human_ms(worst.waiting.duration_s)}."
     )
 

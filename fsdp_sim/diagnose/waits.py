@@ -175,7 +175,9 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
         return Wait(*gap, Culprit.TOKENS, e, on)
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
         return Wait(*gap, Culprit.RS_BUFFER, e, on)
-    if e.op is Op.OPTIM:
+    if e.phase is Phase.OPTIMIZER and on.phase is Phase.OPTIMIZER and on.op in COLLECTIVES:
+        return Wait(*gap, Culprit.IN_OPTIMIZER, e, on)
+    if e.op is Op.OPTIM or (view.simulated and e.phase is Phase.OPTIMIZER):
         # One rank reduces nothing: what is left is the copy of its gradients.
         alone = on.op in _COPIES and not any(communicates(o.op, o.lane) for o in view.ops if o.step == e.step)
         return Wait(*gap, Culprit.COPIES if alone else Culprit.LAST_REDUCTIONS, e, on)

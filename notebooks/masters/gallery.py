@@ -57,7 +57,7 @@ ahead = simulate("gpt2-124m", sixteen, Plan(**gpt2, forward_prefetch=2))
 assert ahead.exposed_comm_s < 0.7 * needed.exposed_comm_s
 assert abs(ahead.step_time_s / needed.step_time_s - 1) < 0.001
 pair = viz.compare(needed.timeline, ahead.timeline, titles=("asked when needed", "two blocks ahead"))
-pair.titled("Two blocks ahead hides more and gains nothing: what computes beside the wire is slower")
+pair.titled("Two blocks ahead hides more and gains nothing: in forward the CPU launches no sooner")
 
 # %% [markdown]
 # ## Predicted and measured

@@ -7,6 +7,7 @@ import pytest
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Culprit
 from fsdp_sim.engine import exposure
+from fsdp_sim.timeline import COLLECTIVES, Phase
 
 B = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 NODE = Cluster("A100", gpus=8)
@@ -49,6 +50,20 @@ def test_where_the_cpu_sets_the_pace_compute_is_busy_no_longer_than_beside_a_cpu
     assert idle_s[Culprit.LAUNCHES] + idle_s[Culprit.CPU_LATE] == pytest.approx(
         why.step_time_s - why.compute_s, rel=0.05
     )
+
+
+def test_what_an_optimizer_sends_is_no_reduction_of_gradients() -> None:
+    plans = [
+        Plan(micro_batch=16, seq_len=512, **more, **B) for more in ({}, {"clip_grad_norm": True}, {"optimizer": "muon"})
+    ]
+    plain, clipped, muon = (simulate("bert-base", NODE, plan) for plan in plans)
+    idle_s = [{blame.culprit: blame.idle_s for blame in sim.explain().culprits} for sim in (plain, clipped, muon)]
+
+    for of_plan, sim in zip(idle_s, (plain, clipped, muon), strict=True):
+        own_s = sum(e.duration_s for e in sim.timeline.ops if e.op in COLLECTIVES and e.phase is Phase.OPTIMIZER)
+        assert of_plan.get(Culprit.IN_OPTIMIZER, 0.0) == pytest.approx(own_s, rel=0.02)
+        assert of_plan.get(Culprit.LAST_REDUCTIONS, 0.0) <= idle_s[0][Culprit.LAST_REDUCTIONS]
+    assert idle_s[1][Culprit.LAST_REDUCTIONS] == pytest.approx(idle_s[0][Culprit.LAST_REDUCTIONS])
 
 
 def test_what_passes_between_steps_is_named_once() -> None:
