@@ -244,7 +244,7 @@ _COMPILE = _any(
 _ENDS = _fsdp2(
     "a smaller root, which is gathered first and reduced last: fully_shard the embedding and the head as units of "
     "their own",
-    change=_always(wrap="embed_block_head"),
+    change=lambda plan, cluster: {"wrap": "embed_block_head" if plan.wrap == "block" else plan.wrap},
 )
 
 TIPS: dict[Culprit, tuple[Tip, ...]] = {
@@ -405,7 +405,7 @@ def _keeps(kept: str | None) -> Callable[[Plan, Cluster], Settings]:
     }
 
 
-BUSY = (  # what to try where compute itself takes long, whatever it waits for; most promising first
+BUSY = (  # what to try whatever compute waits for: first of all so that it is shorter
     _any("torch.compile of each block: kernels that read and write memory less often", change=_always(compile=True)),
     _any("no activation checkpointing, if all activations fit: nothing is computed again", change=_keeps(None)),
     _any(
@@ -419,6 +419,10 @@ BUSY = (  # what to try where compute itself takes long, whatever it waits for; 
     ),
     _NO_COPIES,
     _any("a fused optimizer: AdamW(..., fused=True)", change=_always(optimizer_impl="fused")),
+    _any(
+        "each block a unit, not the whole model one: all but the first are then gathered beside compute",
+        change=lambda plan, cluster: {"wrap": "block" if plan.wrap == "root" else plan.wrap},
+    ),
 )
 
 

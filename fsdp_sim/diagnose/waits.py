@@ -176,7 +176,8 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
         return Wait(*gap, Culprit.RS_BUFFER, e, on)
     if e.phase is Phase.OPTIMIZER and on.phase is Phase.OPTIMIZER and on.op in COLLECTIVES:
-        return Wait(*gap, Culprit.IN_OPTIMIZER, e, on)
+        late_cpu = view.cause(on).why == "CPU"  # it was over at once
+        return Wait(*gap, Culprit.CPU_LATE if late_cpu else Culprit.IN_OPTIMIZER, e, None if late_cpu else on)
     if e.op is Op.OPTIM or (view.simulated and e.phase is Phase.OPTIMIZER):
         # One rank reduces nothing: what is left is the copy of its gradients.
         alone = on.op in _COPIES and not any(communicates(o.op, o.lane) for o in view.ops if o.step == e.step)

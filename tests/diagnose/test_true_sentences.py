@@ -36,8 +36,9 @@ def test_the_time_of_an_offloaded_optimizer_is_the_cpus() -> None:
     [
         ("gpt2-124m", Cluster("H100", gpus=8), Plan(seq_len=512, **B)),
         ("mistral-7b", Cluster("MI300X", gpus=24), Plan(seq_len=4096, fp8="tensorwise", fp8_all_gather=True, **B)),
+        ("gpt2-124m", Cluster("H100", gpus=8), Plan(lora_rank=16, optimizer="muon", **B)),
     ],
-    ids=["small kernels", "gathers end late too"],
+    ids=["small kernels", "gathers end late too", "Muon's small matrices"],
 )
 def test_where_the_cpu_sets_the_pace_compute_is_busy_no_longer_than_beside_a_cpu_without_end(model, cluster, plan):
     """And what a faster network would not shorten is no wait for the network."""

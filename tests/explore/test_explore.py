@@ -229,17 +229,17 @@ def test_advice_is_what_was_simulated_and_makes_training_faster(gpus, bandwidth_
         ("phi-4", {"activation_checkpointing": "full"}, {"activation_checkpointing": None, "compile": True}),
         ("gpt2-350m", {"api": "ddp", "micro_batch": 8, "param_dtype": None}, {"param_dtype": "bf16"}),
         ("gpt2-1.5b", {"micro_batch": 8, "activation_offload": "save_on_cpu"}, {"activation_offload": "streams"}),
+        ("llama3-8b", {"seq_len": 2048, "wrap": "root"}, {"wrap": "block"}),
     ],
-    ids=["recomputes", "fp32", "copies"],
+    ids=["recomputes", "fp32", "copies", "one unit"],
 )
-def test_a_step_that_hardly_waits_is_told_what_shortens_its_compute(name, plan, advised):
+def test_what_helps_whatever_a_step_waits_for_is_told_too(name, plan, advised):
     now = simulate(name, Cluster("H100", gpus=16), Plan(**{"param_dtype": "bf16", "seq_len": 1024} | plan))
     found = changes_that_help(Model.preset(name), now)
 
     for field, value in advised.items():
         (change,) = [one for one in found if one.set == {field: value}]
         after = simulate(name, now.cluster, replace(now.plan, **change.set))
-        assert after.explain().compute_s < now.explain().compute_s
         assert after.tokens_per_s_per_gpu == change.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
 
 
