@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
-from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_sim.cost import Kernel, Output
 from fsdp_sim.schedule import Unit
@@ -48,16 +47,17 @@ class Segment:
 
 
 def tensors_anywhere(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested containers and dataclasses, found as FSDP finds those it hooks."""
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    _apply_to_tensors(keep, values)
-    tensors, found[:] = list(found), []  # that function refers to itself, and would hold them until the next collection
-    return tensors
+    """The tensors in nested containers and dataclasses, found as FSDP finds those it hooks; and in sets."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    inside: Iterable[Any] = ()
+    if is_dataclass(values) and not isinstance(values, type):
+        inside = [getattr(values, of.name) for of in fields(values)]
+    elif isinstance(values, dict):
+        inside = values.values()
+    elif isinstance(values, (list, tuple, set)):
+        inside = values
+    return [tensor for value in inside for tensor in tensors_anywhere(value)]
 
 
 def managed(model: nn.Module, units: Iterable[Unit]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
