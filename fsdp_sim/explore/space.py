@@ -255,6 +255,8 @@ def _meaningful(values: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     for name, value in values.items():
         if not takes(every["api"], name).test(value):
             every[name] = Plan.__dataclass_fields__[name].default
+    if every["api"] != "fsdp2" and every["wrap"] == "embed_block_head":
+        every["wrap"] = "block"
     if every["grad_accum"] == 1:
         every |= dict.fromkeys(ONLY_WITH_ACCUMULATION, True)
     if every["api"] == "fsdp1" and "HYBRID" not in every["sharding_strategy"]:

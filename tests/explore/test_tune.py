@@ -118,6 +118,17 @@ def test_what_is_impossible_is_refused(asked, words):
         tune(SMALL, A100, START, **asked)
 
 
+def test_each_change_of_the_api_can_be_put_back_so_that_it_is_priced() -> None:
+    """Units of the embedding and the head are fsdp2's alone."""
+    start = replace(START, api="zero2")
+    space = space_of(SMALL, A100, start, vary={"api": ["fsdp2"], "wrap": ["embed_block_head"]})
+    both = space.with_fields(start, {"api": "fsdp2", "wrap": "embed_block_head"})
+
+    assert both is not None
+    assert both.wrap == "embed_block_head"
+    assert space.with_fields(both, {"api": "zero2"}) == start
+
+
 def test_experts_are_shared_out_where_a_model_has_them():
     """Eight experts cut into 64 shards are padded eightfold."""
     asked = Plan(seq_len=4096, param_dtype="bf16", reduce_dtype="fp32", activation_checkpointing="full")
