@@ -312,7 +312,7 @@ LAWS = [
     ),
     at_least(
         "what compute waits for is at most the time it stands still",
-        lambda s: s.exposure.step_s - s.exposure.compute_s,
+        lambda s: s.exposure.step_s - s.explain().compute_s,
         lambda s: sum(c.idle_s for c in s.explain().culprits),
     ),
     steady(
