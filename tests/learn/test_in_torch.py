@@ -16,7 +16,7 @@ from fsdp_sim.learn.in_torch import ELSEWHERE, counterpart, defined, in_torch
 from fsdp_sim.mini.group import FSDPParamGroup
 
 OURS = {
-    "grad_tensors", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
+    "grad_tensors", "map_grad_tensors", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
     "init_weights", "FSDPParam.was_gathered", "FSDPParam.unsharded_bytes",
     "local_tensor", "mixed_dtypes", "ReduceScatterState.wait_for_work",
     "Stream", "Stream.wait_event", "Stream.wait_stream", "Stream.record_event", "Streams.current_stream",
