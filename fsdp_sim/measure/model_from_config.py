@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,16 @@ from fsdp_sim.words import in_brief
 HEADS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM")
 
 
-def model_from_config(source: str | Path, plan: Plan | None = None, *, progress: bool = True) -> Workload:
+def model_from_config(
+    source: str | Path | Mapping[str, Any], plan: Plan | None = None, *, progress: bool = True
+) -> Workload:
     """Trace the module that transformers builds of a ``config.json``: no weights, no network, no code of others.
 
     Optional kernels (flash-linear-attention, mamba-ssm) are left out: what is traced is the module's own torch code,
     which takes longer and keeps more.
 
     Args:
-        source: the file, or the folder that holds it.
+        source: the file, the folder that holds it, or what is in it.
         plan: says how many sequences of how many tokens, and what `model_from_module` takes of it.
         progress: show a progress bar.
 
@@ -39,19 +41,25 @@ def model_from_config(source: str | Path, plan: Plan | None = None, *, progress:
         ModuleNotFoundError: transformers is not installed.
 
     Example:
-        >>> workload = model_from_config("falcon-h1/config.json", Plan(seq_len=4096))  # doctest: +SKIP
-        >>> simulate(workload, Cluster("H100", gpus=8), Plan(seq_len=4096))  # doctest: +SKIP
+        >>> small = {"model_type": "arcee", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        ...          "intermediate_size": 128, "vocab_size": 256}
+        >>> workload = model_from_config(small, Plan(seq_len=32), progress=False)
+        >>> [unit.name for unit in workload.units], workload.tokens
+        (['root', 'model.layers.0', 'model.layers.1'], 32)
     """
     need("a model that the simulator's tables do not know", "transformers")
     import transformers
 
-    path, plan = Path(source), plan or Plan()
-    path = path / "config.json" if path.is_dir() else path
-    given = json.loads(read_text(path))
-    kind = given.get("model_type")
+    plan = plan or Plan()
+    if isinstance(source, Mapping):
+        path, where, given = None, "the config", dict(source)
+    else:
+        path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
+        where, given = str(path), json.loads(read_text(path))
+    kind = given.get("model_type") if isinstance(given, dict) else given
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise ValueError(
-            f"{path}: model_type is {in_brief(kind)}, which transformers {transformers.__version__} does not know "
+            f"{where}: model_type is {in_brief(kind)}, which transformers {transformers.__version__} does not know "
             f"either; give the dimensions (Model)"
         )
     with _quiet(transformers):
@@ -66,7 +74,7 @@ def model_from_config(source: str | Path, plan: Plan | None = None, *, progress:
             raise
         except Exception as error:  # whatever its code says, such as that experts multiply in bf16 alone
             raise ValueError(
-                f"{path}: {head.__name__} does not run with param_dtype={plan.param_dtype!r}: {error}"
+                f"{where}: {head.__name__} does not run with param_dtype={plan.param_dtype!r}: {error}"
             ) from None
 
 
@@ -84,10 +92,11 @@ def _quiet(transformers: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-def _built(path: Path, given: dict[str, Any], transformers: Any) -> tuple[Any, Any]:
+def _built(path: Path | None, given: Mapping[str, Any], transformers: Any) -> tuple[Any, Any]:
     """The class of the model and its configuration, once it has been built without memory."""
     try:
-        config = transformers.CONFIG_MAPPING[given["model_type"]].from_json_file(path)
+        kind = transformers.CONFIG_MAPPING[given["model_type"]]
+        config = kind(**given) if path is None else kind.from_json_file(path)  # which reads infinity too
         config.use_cache = False
         head = _head_of(config, transformers)
         if any(type(getattr(config, key)) in transformers.MODEL_MAPPING for key in config.sub_configs):
@@ -101,7 +110,7 @@ def _built(path: Path, given: dict[str, Any], transformers: Any) -> tuple[Any, A
             head(config)
     except Exception as error:  # whatever transformers refuses
         here = f"transformers {transformers.__version__}"
-        raise ValueError(f"{path}: {here} cannot build it: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path or 'the config'}: {here} cannot build it: {' '.join(str(error).split())}") from None
     return head, config
 
 
