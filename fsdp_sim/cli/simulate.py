@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib.util import find_spec
 
 import click
 
@@ -21,7 +20,6 @@ from fsdp_sim.cli.options import (
 )
 from fsdp_sim.cli.written import check_folder, drawn
 from fsdp_sim.explore import answer
-from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, with_job
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import UnknownModelError
@@ -112,15 +110,14 @@ def simulate(
 
 def _traced(texts: dict[str, str], error: UnknownModelError) -> Job:
     """A job whose model is traced as transformers has it."""
-    for package in ("torch", "tqdm", "transformers"):
-        if find_spec(package) is None:
-            raise ValueError(f"{error}; {missing(package, 'reading it so')}")
-    from fsdp_sim.measure import model_from_config
-
     path = with_job(texts)["model_file"]
-    job = resolve(
-        request_of_texts(texts, without_file=True), partial(model_from_config, path, progress=sys.stderr.isatty())
-    )
+    try:
+        from fsdp_sim.measure import model_from_config  # which needs torch
+
+        trace = partial(model_from_config, path, progress=sys.stderr.isatty())
+        job = resolve(request_of_texts(texts, without_file=True), trace)
+    except ModuleNotFoundError as lacking:
+        raise ValueError(f"{error}; {lacking}") from None
     job.notes.append(
         f"The simulator has no dimensions of {job.model.name}: its module was traced as transformers has it, in "
         f"torch's own operators. With kernels of its own, where it has any (flash-linear-attention, mamba-ssm), a step "

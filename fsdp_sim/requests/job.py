@@ -66,6 +66,8 @@ def resolve(request: Request, trace: Callable[[Plan], Workload] | None = None) -
         ValueError: something is missing, unknown or impossible.
     """
     model = _model(request) if trace is None else None
+    if model is None:
+        _refuse_dimensions(request)
     cluster = _cluster(request)
     fields: dict[str, Any] = {} if request.plan is UNSET else given(request.plan)
     chosen, notes = choose_dtypes(fields, cluster)
@@ -75,7 +77,7 @@ def resolve(request: Request, trace: Callable[[Plan], Workload] | None = None) -
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
     values = fields | chosen
     plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
-    if model:
+    if model is not None:
         check_blocks(model.n_layer + model.n_encoder_layer, plan)
         notes += _about_experts(model, plan, cluster)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
@@ -154,6 +156,19 @@ def _model(request: Request) -> Model:
     base = Model.preset(dims.pop("preset"))
     changed = ", ".join(f"{key}={value}" for key, value in dims.items())
     return dataclasses.replace(base, **{"name": f"{base.name} with {changed}"} | dims)
+
+
+def _refuse_dimensions(request: Request) -> None:
+    """Refuse what says of a traced model what its own file says."""
+    asked = request.model
+    dims = {} if asked is UNSET else {"model": asked} if isinstance(asked, str) else given(asked)
+    usual = {field.name: field.default for field in dataclasses.fields(Model)}
+    for name, value in dims.items():
+        if name not in usual or usual[name] != value:
+            raise ValueError(
+                f"{name}={value} stands beside a model that is traced as its file has it; write it into that file, or "
+                f"leave it out"
+            )
 
 
 def _cluster(request: Request) -> Cluster:

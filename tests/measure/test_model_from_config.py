@@ -80,8 +80,16 @@ def test_a_command_that_varies_the_model_refuses_it_and_says_which_does_not(tmp_
     assert "others fsdp-sim simulate alone can read" in done.output
 
 
+@pytest.mark.parametrize("beside", [("--layers", "4"), ("--model", "llama3-8b"), ("--dim", "dtype=bf16")])
+def test_what_says_something_else_of_a_traced_model_is_refused(beside, tmp_path):
+    done = call("simulate", "--model-file", written(tmp_path, model_type="apertus"), *beside, *ON)
+
+    assert done.exit_code == 2
+    assert "stands beside a model that is traced as its file has it" in done.output
+
+
 def test_without_transformers_the_sentence_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("fsdp_sim.cli.simulate.find_spec", lambda name: None)
+    monkeypatch.setattr("fsdp_sim.packages.find_spec", lambda name: None)
     done = call("simulate", "--model-file", written(tmp_path, model_type="apertus"), *ON)
 
     assert done.exit_code == 2
