@@ -106,10 +106,13 @@ def test_every_slider_has_a_name_and_nothing_is_cut(shown: tuple[Watched, Path])
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 720)])
 def test_controls_lanes_and_memory_are_in_sight_together(shown: tuple[Watched, Path], width: int, height: int) -> None:
-    page = shown[0].page
-    before = page.viewport_size
-    page.set_viewport_size({"width": width, "height": height})
+    watched, _ = shown
+    page, before = watched.page, watched.page.viewport_size
     page.get_by_role("button", name="Pin as A").click()
+    unpin = page.get_by_role("button", name="Unpin")
+    unpin.wait_for()
+    page.set_viewport_size({"width": width, "height": height})
+    watched.settle()
     page.locator(".fsdp-explorer").evaluate("explorer => explorer.scrollIntoView()")
     page.wait_for_timeout(1000)
     seen = page.locator(".jp-WindowedPanel-outer").bounding_box()
@@ -118,8 +121,10 @@ def test_controls_lanes_and_memory_are_in_sight_together(shown: tuple[Watched, P
         assert seen["y"] <= box["y"], part
         assert box["y"] + box["height"] <= seen["y"] + seen["height"], part
         assert box["x"] + box["width"] <= seen["x"] + seen["width"], part
-    page.get_by_role("button", name="Unpin").click()
     page.set_viewport_size(before)
+    watched.settle()  # a press while the page is laid out anew may miss its button
+    unpin.click()
+    unpin.wait_for(state="hidden")
 
 
 def test_the_copy_button_copies_code(shown: tuple[Watched, Path]) -> None:
