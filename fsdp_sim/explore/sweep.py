@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,12 @@ def notes_of(
     """
     looked_at = dict.fromkeys(front)
     for name, values in vary.items():
-        for value in values:
-            with_it = [place for place, row in enumerate(rows) if row["fit"] and row[name] == value]
-            if not any(place in looked_at for place in with_it):
-                looked_at |= dict.fromkeys(with_it[:1])
+        seen = {rows[place][name] for place in looked_at}
+        first: dict[str, int] = {}
+        for place, row in enumerate(rows):
+            if row["fit"]:
+                first.setdefault(row[name], place)
+        looked_at |= dict.fromkeys([first[value] for value in values if value in first and value not in seen])
     said: dict[str, list[int]] = {}
     for place, notes in zip(looked_at, processes.map(_notes, [_asked(rows[p]) for p in looked_at]), strict=True):
         for note in notes:
@@ -257,12 +260,12 @@ class Sweep:
         if self.done:
             write_rows(path, self.columns, self.done)  # without what a broken run may have left of a last line
         with open(path, "a" if self.done else "w", newline="") as file:
-            columns, writer = self.columns, csv.writer(file, lineterminator="\n")
+            cells, writer = itemgetter(*self.columns), csv.writer(file, lineterminator="\n")
             if not self.done:
-                writer.writerow(columns)
+                writer.writerow(self.columns)
             with closing(self.rows(processes)) as rows:
                 for row in rows:
-                    writer.writerow([row[name] for name in columns])
+                    writer.writerow(cells(row))
                     file.flush()
                     yield row
 
@@ -274,9 +277,9 @@ class Sweep:
 def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:
     """Replace a sweep's file in one go."""
     with written(path) as new, new.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(map(itemgetter(*columns), rows))
 
 
 def read_rows(path: str | Path) -> tuple[list[str], list[SweepRow]]:
