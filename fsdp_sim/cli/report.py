@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsdp_sim.diagnose import between_steps
 from fsdp_sim.explore import Advice, advice, counted, to_fit
 from fsdp_sim.requests import (
     ExplainResult,
@@ -62,7 +63,8 @@ def print_result(result: Result, job: Job) -> None:
     exposed, peak = result.exposed_comm_s / result.step_time_s, peak_dtype(dtype, plan)
     between = ""
     if result.between_steps_s:
-        what = f"data, logging{', checkpoints' if plan.save_every else ''}"
+        loop_s = result.between_steps_s - result.checkpoint_s
+        what = between_steps(loop_s, result.checkpoint_s, clips=plan.clip_grad_norm)
         between = f", of it {human_ms(result.between_steps_s)} between steps ({what}), the rest operations"
     on_host = (
         [("memory of the CPUs", f"{human_bytes(result.host_memory_bytes)} a rank, offloaded")]

@@ -2,123 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 from fsdp_sim.diagnose.culprits import Culprit
-from fsdp_sim.diagnose.look import StepObservation
-from fsdp_sim.diagnose.rank_view import REDUCTIONS
+from fsdp_sim.diagnose.tip import Facts, Settings, Tip, always, everywhere, fsdp2
 from fsdp_sim.spec import Cluster, Plan
-from fsdp_sim.timeline import Event, Op, Phase, total_s
-
-SATURATED = 0.9  # of a step in which a collective is in flight
-
-
-class Facts(NamedTuple):
-    """What is known of the run that decides which advice applies.
-
-    Attributes:
-        api: fsdp2, fsdp1, ddp, zero1, zero2, or empty where the operations do not tell.
-        gather_dtype, reduce_dtype: of the largest all-gather and reduction; empty where not known.
-        gathers: whether there are all-gathers.
-        communicates: whether there are collectives.
-        group_size: ranks of the largest group that gathers.
-        replicates: whether gradients are summed over groups too, as HSDP does.
-        forward_prefetch: whether all-gathers of the forward are issued before other units compute, and not on demand.
-        backward_gathers: whether units are gathered again in backward.
-        shards_copied: whether shards come from the CPU's memory.
-        on_cpu: whether the thread that computes also issues.
-        saturated: whether a collective is in flight nearly all the time; then no other order makes the step shorter.
-    """
-
-    api: str
-    gather_dtype: str
-    reduce_dtype: str
-    gathers: bool
-    communicates: bool
-    group_size: int
-    replicates: bool
-    forward_prefetch: bool
-    backward_gathers: bool
-    shards_copied: bool
-    on_cpu: bool
-    saturated: bool
-
-    @classmethod
-    def of(cls, found: StepObservation) -> Facts:
-        view, ops = found.view, found.events
-        comm_s = total_s(found.in_flight)
-        gathers = [e for e in found.comm if e.op is Op.ALL_GATHER]
-        reductions = [e for e in found.comm if e.op in REDUCTIONS]
-        return cls(
-            api=view.api,
-            gather_dtype=_dtype_of_largest(gathers),
-            reduce_dtype=_dtype_of_largest(reductions),
-            gathers=bool(gathers),
-            communicates=bool(found.comm),
-            group_size=max((e.group_size for e in gathers), default=1),
-            replicates=bool(gathers) and any(e.op is Op.ALL_REDUCE and e.phase is Phase.BACKWARD for e in found.comm),
-            forward_prefetch=_prefetches(ops),
-            backward_gathers=any(e.phase is Phase.BACKWARD for e in gathers),
-            shards_copied=Op.H2D in {e.op for e in ops},
-            on_cpu=view.on_cpu,
-            saturated=comm_s >= SATURATED * (found.window[1] - found.window[0]),
-        )
-
-
-def _dtype_of_largest(events: list[Event]) -> str:
-    return max(events, key=lambda e: e.bytes).dtype if events else ""
-
-
-def _prefetches(ops: Sequence[Event]) -> bool:
-    """Whether what is computed after an all-gather of the forward is issued is mostly another unit."""
-    others: list[bool] = []
-    gathered: list[str] = []  # units gathered since something was computed
-    gather, compute, forward = Op.ALL_GATHER, Op.FWD, Phase.FORWARD
-    for e in ops:
-        if e.op is gather and e.phase is forward:
-            gathered.append(e.unit)
-        elif e.op is compute and gathered:
-            others += [unit != e.unit for unit in gathered]
-            gathered = []
-    return sum(others) > len(others) / 2
-
-
-Settings = dict[str, Any]
-
-
-class Tip(NamedTuple):
-    """One thing to try: what it is called for users of each API (where it exists), and when it applies.
-
-    Attributes:
-        change: the fields of a plan that it would change, with their new values, so that it can be simulated; None for
-            what a plan does not say.
-    """
-
-    by_api: dict[str, str]
-    when: Callable[[Facts], bool] = lambda facts: True
-    change: Callable[[Plan, Cluster], Settings] | None = None
-
-
-def _any(
-    text: str,
-    when: Callable[[Facts], bool] = lambda facts: True,
-    change: Callable[[Plan, Cluster], Settings] | None = None,
-) -> Tip:
-    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero1", "zero2", ""), text), when, change)
-
-
-def _fsdp2(
-    text: str,
-    when: Callable[[Facts], bool] = lambda facts: True,
-    change: Callable[[Plan, Cluster], Settings] | None = None,
-) -> Tip:
-    return Tip({"fsdp2": text}, when, change)
-
-
-def _always(**settings: Any) -> Callable[[Plan, Cluster], Settings]:
-    return lambda plan, cluster: settings
-
 
 _FORWARD = {
     "fsdp2": "set_modules_to_forward_prefetch([next block]) on each block: its all-gather is then issued before the "
@@ -154,17 +42,17 @@ def _double(plan: Plan, cluster: Cluster) -> Settings:
     return {"micro_batch": 2 * plan.micro_batch}
 
 
-_MICRO_BATCH = _any(
+_MICRO_BATCH = everywhere(
     "a larger micro-batch, or longer sequences: more compute per byte that is communicated", change=_double
 )
-_LARGER_KERNELS = _any("a larger micro-batch, or longer sequences: more compute per kernel", change=_double)
+_LARGER_KERNELS = everywhere("a larger micro-batch, or longer sequences: more compute per kernel", change=_double)
 _GATHER_BF16 = Tip(
     {
         "fsdp2": "MixedPrecisionPolicy(param_dtype=torch.bfloat16): all-gathers of half the bytes",
         "fsdp1": "MixedPrecision(param_dtype=torch.bfloat16): all-gathers of half the bytes",
     },
     lambda facts: facts.gather_dtype in ("fp32", "fp64"),
-    _always(param_dtype="bf16"),
+    always(param_dtype="bf16"),
 )
 _REDUCE_BF16 = Tip(
     {
@@ -173,7 +61,7 @@ _REDUCE_BF16 = Tip(
         "ddp": "register_comm_hook(None, bf16_compress_hook): reductions of half the bytes, less exact sums",
     },
     lambda facts: facts.reduce_dtype in ("fp32", "fp64"),
-    _always(reduce_dtype="bf16"),
+    always(reduce_dtype="bf16"),
 )
 _KEEP = Tip(
     {
@@ -222,7 +110,7 @@ _ACCUMULATE = Tip(
     },
     change=lambda plan, cluster: {"grad_accum": 2 * plan.grad_accum, "requires_gradient_sync": "last"},
 )
-_FEWER_SYNCS = _any(
+_FEWER_SYNCS = everywhere(
     "fewer host syncs: no .item(), .cpu(), print of a tensor or nonzero() within the step; log every n steps",
     lambda facts: not facts.on_cpu,
 )
@@ -233,15 +121,15 @@ _SUM_WHOLE = Tip(
     },
     change=lambda plan, cluster: {"grad_accum": max(2, plan.grad_accum), "requires_gradient_sync": "last"},
 )
-_NO_OFFLOAD = _any("no offload, if shards and states fit into the device", change=_always(cpu_offload=False))
-_NO_COPIES = _fsdp2("no offload of activations, if they fit into the device", change=_always(activation_offload=None))
-_COMPILE = _any(
+_NO_OFFLOAD = everywhere("no offload, if shards and states fit into the device", change=always(cpu_offload=False))
+_NO_COPIES = fsdp2("no offload of activations, if they fit into the device", change=always(activation_offload=None))
+_COMPILE = everywhere(
     "torch.compile of each block: fewer kernels for the CPU to launch",
     lambda facts: not facts.on_cpu,
-    _always(compile=True),
+    always(compile=True),
 )
 
-_ENDS = _fsdp2(
+_ENDS = fsdp2(
     "a smaller root, which is gathered first and reduced last: fully_shard the embedding and the head as units of "
     "their own",
     change=lambda plan, cluster: {"wrap": "embed_block_head" if plan.wrap == "block" else plan.wrap},
@@ -249,10 +137,10 @@ _ENDS = _fsdp2(
 
 TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.FIRST_ALL_GATHER: (
-        _fsdp2("model.unshard(async_op=True) before the batch is loaded: the first all-gather runs meanwhile"),
-        _fsdp2(
+        fsdp2("model.unshard(async_op=True) before the batch is loaded: the first all-gather runs meanwhile"),
+        fsdp2(
             "set_post_optim_event(event): the first all-gather waits for it, not for all that was issued before",
-            change=_always(post_optim_event=True),
+            change=always(post_optim_event=True),
         ),
         _ENDS,
         Tip({"fsdp1": "a smaller root: wrap the embedding and the head as units of their own"}),
@@ -281,14 +169,16 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _GATHER_BF16,
     ),
     Culprit.IN_OPTIMIZER: (
-        _fsdp2("AdamW, whose step needs no other rank, if the optimizer is Muon", change=_always(optimizer="adamw")),
-        _any("fewer steps for as many tokens: a larger micro-batch, or gradients of several added up", change=_double),
+        fsdp2("AdamW, whose step needs no other rank, if the optimizer is Muon", change=always(optimizer="adamw")),
+        everywhere(
+            "fewer steps for as many tokens: a larger micro-batch, or gradients of several added up", change=_double
+        ),
     ),
     Culprit.HEAD_OF_LINE: (
-        _fsdp2(
+        fsdp2(
             "set_separate_reduce_scatter_group(True) (torch 2.13): reductions get a communicator of their own",
             _order,
-            _always(separate_reduce_scatter_group=True),
+            always(separate_reduce_scatter_group=True),
         ),
         _REDUCE_BF16,
         _MICRO_BATCH,
@@ -301,7 +191,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.RATE_LIMITER: (
         Tip(
             {"fsdp1": "limit_all_gathers=False, if memory allows: the CPU then runs further ahead"},
-            change=_always(limit_all_gathers=False),
+            change=always(limit_all_gathers=False),
         ),
         Tip({"fsdp1": "FSDP2 (fully_shard), which needs no limiter: its memory does not depend on record_stream"}),
         _LARGER_UNITS,
@@ -316,17 +206,19 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.LAUNCHES: (_LARGER_KERNELS, _COMPILE, _FEWER_SYNCS),
     Culprit.COMPUTING_THREAD: (_FORWARD_PREFETCH, _BACKWARD_PREFETCH),
     Culprit.SYNCHRONOUS: (
-        _any("judge overlap on GPUs (NCCL), or with the mini-FSDP of fsdp_sim, whose collectives run beside compute"),
+        everywhere(
+            "judge overlap on GPUs (NCCL), or with the mini-FSDP of fsdp_sim, whose collectives run beside compute"
+        ),
     ),
     Culprit.ASYNCHRONOUS: (
-        _fsdp2(
+        fsdp2(
             "_set_unshard_async_op(False), the default: all-gathers on a stream of their own",
-            change=_always(unshard_async_op=False),
+            change=always(unshard_async_op=False),
         ),
-        Tip({"fsdp2": _FORWARD["fsdp2"]}, lambda facts: not facts.forward_prefetch, _always(forward_prefetch=1)),
+        Tip({"fsdp2": _FORWARD["fsdp2"]}, lambda facts: not facts.forward_prefetch, always(forward_prefetch=1)),
     ),
     Culprit.RS_BUFFER: (
-        _fsdp2(
+        fsdp2(
             "set_reduce_scatter_max_input_buffers(2) (torch 2.13): compute runs ahead, for one more buffer",
             _order,
             lambda plan, cluster: {"reduce_scatter_max_input_buffers": plan.reduce_scatter_max_input_buffers + 1},
@@ -337,7 +229,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     ),
     Culprit.REDUCTION: (_REDUCE_BF16, _ACCUMULATE, _MICRO_BATCH, _NO_HSDP),
     Culprit.TOKENS: (
-        _fsdp2(
+        fsdp2(
             "fewer ranks that share out the experts (expert_parallel): more tokens stay on their rank, or in its node, "
             "for more bytes of experts to gather",
             change=lambda plan, cluster: {
@@ -346,39 +238,39 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         ),
     ),
     Culprit.IN_LINE: (
-        _any(
+        everywhere(
             "for weights: gather them one unit ahead (fully_shard does; in a compiled graph the passes that bucket and "
             "reorder collectives)"
         ),
-        _any(
+        everywhere(
             "for activations: fewer ranks in that group, within one node; or split the micro-batch in two, so that one "
             "half computes while the other travels"
         ),
     ),
     Culprit.PIPELINE: (
-        _any("more micro-batches per step, or an interleaved or zero-bubble schedule: a smaller bubble"),
-        _any("stages that compute equally long: move layers from the slowest"),
+        everywhere("more micro-batches per step, or an interleaved or zero-bubble schedule: a smaller bubble"),
+        everywhere("stages that compute equally long: move layers from the slowest"),
     ),
     Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP, _NO_HSDP),
     Culprit.SMALL: (_LARGER_UNITS, _MICRO_BATCH, _HSDP),
     Culprit.SLOW_RANK: (
-        _any("look at the rank that comes last: its data loading, longer sequences, a hot or throttled device"),
-        _any("the same work for every rank: pack or pad sequences to equal numbers of tokens"),
+        everywhere("look at the rank that comes last: its data loading, longer sequences, a hot or throttled device"),
+        everywhere("the same work for every rank: pack or pad sequences to equal numbers of tokens"),
     ),
     Culprit.CPU_OPTIMIZER: (
-        _any(
+        everywhere(
             "OMP_NUM_THREADS: the cores of the node over its ranks; torchrun sets it to 1, and one core moves far less "
             "than a rank's share of what the memory can"
         ),
-        _any("a fused optimizer: AdamW(..., fused=True)", change=_always(optimizer_impl="fused")),
+        everywhere("a fused optimizer: AdamW(..., fused=True)", change=always(optimizer_impl="fused")),
         _SUM_WHOLE,
         _NO_OFFLOAD,
     ),
     Culprit.CPU_SUMS: (_SUM_WHOLE, _NO_OFFLOAD),
     Culprit.ACTIVATIONS: (
-        _fsdp2(
+        fsdp2(
             "checkpoint_wrapper on each block: only its input is kept and copied",
-            change=_always(activation_checkpointing="full"),
+            change=always(activation_checkpointing="full"),
         ),
         _NO_COPIES,
     ),
@@ -390,8 +282,8 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _LARGER_UNITS,
     ),
     Culprit.HOST: (
-        _any("a fused optimizer: AdamW(..., fused=True)"),
-        _any("logging, data loading and clip_grad_norm_'s .item() out of the way: read numbers every n steps"),
+        everywhere("a fused optimizer: AdamW(..., fused=True)"),
+        everywhere("logging, data loading and clip_grad_norm_'s .item() out of the way: read numbers every n steps"),
     ),
     Culprit.BETWEEN_KERNELS: (_COMPILE, _LARGER_KERNELS),
     Culprit.UNKNOWN: (),
@@ -406,20 +298,30 @@ def _keeps(kept: str | None) -> Callable[[Plan, Cluster], Settings]:
 
 
 BUSY = (  # what to try whatever compute waits for: first of all so that it is shorter
-    _any("torch.compile of each block: kernels that read and write memory less often", change=_always(compile=True)),
-    _any("no activation checkpointing, if all activations fit: nothing is computed again", change=_keeps(None)),
-    _any(
+    everywhere(
+        "torch.compile of each block: kernels that read and write memory less often", change=always(compile=True)
+    ),
+    everywhere("no activation checkpointing, if all activations fit: nothing is computed again", change=_keeps(None)),
+    everywhere(
         "selective activation checkpointing, if it fits: attention and every other matmul are not computed again",
         change=_keeps("selective"),
     ),
-    _any("compute in bf16: matmuls on tensor cores, and half the bytes", change=_always(param_dtype="bf16")),
-    _fsdp2(
+    everywhere("compute in bf16: matmuls on tensor cores, and half the bytes", change=always(param_dtype="bf16")),
+    fsdp2(
         "copies of activations on a stream of their own, beside compute (OffloadActivations)",
         change=lambda plan, cluster: {"activation_offload": plan.activation_offload and "streams"},
     ),
     _NO_COPIES,
-    _any("a fused optimizer: AdamW(..., fused=True)", change=_always(optimizer_impl="fused")),
-    _any(
+    everywhere("a fused optimizer: AdamW(..., fused=True)", change=always(optimizer_impl="fused")),
+    everywhere(
+        "DCP's async_save: training waits for a checkpoint's copy to the CPU's memory, not for the storage",
+        change=lambda plan, cluster: {"async_save": True} if plan.save_every else {},
+    ),
+    everywhere(
+        "a checkpoint half as often; a failure then costs up to twice the steps",
+        change=lambda plan, cluster: {"save_every": 2 * plan.save_every} if plan.save_every else {},
+    ),
+    everywhere(
         "each block a unit, not the whole model one: all but the first are then gathered beside compute",
         change=lambda plan, cluster: {"wrap": "block" if plan.wrap == "root" else plan.wrap},
     ),

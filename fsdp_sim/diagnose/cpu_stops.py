@@ -64,7 +64,7 @@ class CpuStops:
     def synchronised(self, e: Event) -> bool:
         """Whether the CPU, before it issued this, waited until the device had done all that was issued."""
         stop = self._last(e)
-        if stop is None or self._queued(e, stop):
+        if stop is None or self._queued(e, stop) or self._launched(stop):
             return False
         pause_s = stop.issue_s - stop.since_s
         return stop.issue_s - stop.until_s <= 0.2 * pause_s and pause_s >= 5 * self._usual_s
@@ -81,6 +81,15 @@ class CpuStops:
             if end_s > since_s and end_s - since_s >= e.issue_s - end_s:
                 return CpuStop(since_s, min(end_s, issue_s), issue_s, k)
         return None
+
+    def _launched(self, stop: CpuStop) -> bool:
+        """Whether the CPU had kernels to launch meanwhile, of what it issued before: the device stood idle for them."""
+        seq = next((s for s in reversed(self.view.issued[0][: stop.number]) if s in self._place), None)
+        if seq is None:
+            return False
+        before = self.view.ops[self._place[seq]]
+        least_s = 0.0 if self.view.simulated else (stop.issue_s - stop.since_s) / 2
+        return before.unlaunched_s > least_s
 
     def _queued(self, e: Event, stop: CpuStop) -> bool:
         """Whether compute that was issued before a stop had not ended after it."""

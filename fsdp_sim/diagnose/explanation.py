@@ -6,33 +6,31 @@ tells comes on top: the critical path, what bound each unit, and what faster har
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
 
 from fsdp_sim.diagnose.causes import PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnosis_of
+from fsdp_sim.diagnose.explanation_in_words import FASTER, Bound, gains_in_words, in_words
 from fsdp_sim.diagnose.findings import Blame, Diagnosis
 from fsdp_sim.diagnose.look import StepObservation, look
 from fsdp_sim.diagnose.sentences import blames
 from fsdp_sim.engine import Exposure, Run, exposure
-from fsdp_sim.schedule import Instruction, Param, Program, mesh_of, mesh_of_unit
+from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op
-from fsdp_sim.words import human_ms, percent
 
-Bound = Literal["compute", "network", "copies", "CPU"]
 _CPU = Lane.CPU
 _BOUND: dict[Op, Bound] = {
     **dict.fromkeys(COLLECTIVES, "network"),
     **dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM), "compute"),
 }
-LEAST = 1e-3  # of a step: waits that cost less are left out
-PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
 FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
-FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
+
+
+def _no_checkpoints(step_s: float) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,12 @@ class Explanation:
         observed: the idle times of the rank, with their culprits.
         critical_path: see `critical_path_of_run`.
         critical_s: seconds of the critical path by what they are spent on.
-        bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
+        bound: for each unit (and bucket, and matrix of Muon), in order of issue, what most of its part of the critical
+            path is spent on.
         bound_s: for each of these the seconds that its units are on the critical path.
         faster: for ``compute``, ``network`` and ``cpu`` what plays the program where this is 10% faster.
-        between_steps_s: what a training loop takes between two steps, which is not replayed.
+        loop_s: what a training loop takes between two steps for data, clipping and logging, which is not replayed.
+        checkpoint_s: what checkpoints take of a step whose operations take so many seconds.
     """
 
     run: Run = field(repr=False)
@@ -61,11 +61,25 @@ class Explanation:
     bound: dict[str, Bound]
     bound_s: dict[Bound, float]
     faster: Mapping[str, Callable[[], Run]] = field(repr=False)
-    between_steps_s: float = 0.0
+    loop_s: float = 0.0
+    checkpoint_s: Callable[[float], float] = field(default=_no_checkpoints, repr=False)
 
     @property
     def step_time_s(self) -> float:
+        """Seconds from the first operation of the step to the end of the last."""
         return self.exposure.step_s
+
+    @property
+    def whole_step_s(self) -> float:
+        """With what passes between two steps."""
+        return self._whole_s(self.step_time_s)
+
+    def _whole_s(self, step_s: float) -> float:
+        return step_s + self.loop_s + self.checkpoint_s(step_s)
+
+    def saved_s(self, run: Run) -> float:
+        """Seconds that the step is shorter where its operations run so."""
+        return self._whole_s(self.run.step_time_s(self.step)) - self._whole_s(run.step_time_s(self.step))
 
     @cached_property
     def compute_s(self) -> float:
@@ -88,9 +102,7 @@ class Explanation:
 
         The program is played again for each when this is first asked for.
         """
-        return {
-            name: self.run.step_time_s(self.step) - play().step_time_s(self.step) for name, play in self.faster.items()
-        }
+        return {name: self.saved_s(play()) for name, play in self.faster.items()}
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -112,17 +124,17 @@ class Explanation:
     @cached_property
     def twice_as_fast_cpu_s(self) -> float:
         """Seconds that the step would be shorter if the CPU were twice as fast, in what it computes and in issuing."""
-        return self.run.step_time_s(self.step) - self.run.scaled(cpu=0.5).step_time_s(self.step)
+        return self.saved_s(self.run.scaled(cpu=0.5))
 
     @property
     def sentences(self) -> list[str]:
         """The same in words, the most important first."""
-        return _sentences(self)
+        return in_words(self)
 
     @property
     def gains_sentence(self) -> str:
         """What faster hardware would change."""
-        return _gains(self)
+        return gains_in_words(self)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -206,148 +218,3 @@ def _issued(run: Run, piece: PathPiece, issue_s: Sequence[float]) -> list[tuple[
         if since <= start_s:
             break
     return found
-
-
-# -- in words
-
-
-def _sentences(found: Explanation) -> list[str]:
-    """The explanation in words."""
-    waits = [blame.sentence for blame in found.culprits if blame.idle_s >= LEAST * found.step_time_s]
-    return [*_summary(found), *waits, _path(found), *_units(found), found.gains_sentence, *_padding(found)]
-
-
-def _summary(found: Explanation) -> list[str]:
-    step_s, e, plan = found.step_time_s, found.exposure, found.run.program.plan
-    idle_s = step_s - found.compute_s
-    lines = [
-        f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(found.compute_s)} of it "
-        f"({percent(found.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
-    ]
-    lines += _again(found)
-    if plan.activation_offload:
-        how = (
-            "on the compute stream, which is busy meanwhile; a stream of their own would copy beside it"
-            if plan.activation_offload == "save_on_cpu"
-            else "on a stream of their own"
-        )
-        copied_s = found.seconds_of(Op.ACT_D2H, Op.ACT_H2D)
-        lines.append(f"Activations are copied to the CPU's memory and back for {human_ms(copied_s)}, {how}.")
-    if found.between_steps_s:
-        checkpoints = ", checkpoints" if plan.save_every else ""
-        clipping = "" if plan.clip_grad_norm else ", clipping"
-        lines.append(
-            f"Between two steps the training loop takes another {human_ms(found.between_steps_s)}, for "
-            f"data{checkpoints}{clipping} and logging."
-        )
-    if e.comm_s and e.exposed_s > 1e-6 * step_s:
-        lines.append(
-            f"Communication is in flight for {human_ms(e.comm_s)}; {human_ms(e.exposed_s)} of that "
-            f"({percent(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
-        )
-    elif e.comm_s:
-        lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
-    return lines
-
-
-def _again(found: Explanation) -> list[str]:
-    """What checkpointed blocks keep of their operators, and what the rest takes again."""
-    kept = found.run.program.plan.activation_checkpointing
-    if kept != "selective" and not isinstance(kept, tuple):
-        return []
-    again_s = found.seconds_of(Op.RECOMPUTE)
-    what = "attention and of every second linear layer" if kept == "selective" else _names(list(kept))
-    return [
-        f"Checkpointed blocks keep the outputs of {what} and compute the rest again in backward: {human_ms(again_s)} "
-        f"of the busy time ({percent(again_s, found.compute_s)})."
-    ]
-
-
-def _padding(found: Explanation) -> list[str]:
-    program = found.run.program
-    return program.once("padding", lambda: _padded(program))
-
-
-def _padded(program: Program) -> list[str]:
-    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
-    plan, mesh = program.plan, mesh_of(program.plan, program.world_size)
-    if plan.api != "fsdp2" or mesh.shards == 1:
-        return []
-    times_of: dict[str, float] = {}
-    worst: dict[str, Param] = {}
-    for unit in program.units:
-        of_unit = mesh_of_unit(unit, mesh, plan)
-        own = sum(p.bytes for p in unit.params)
-        padded = {p: of_unit.padded_bytes(p) for p in unit.params}
-        if own and sum(padded.values()) >= PADDED * own:
-            times_of[unit.name] = sum(padded.values()) / own
-            worst[unit.name] = max(unit.params, key=lambda p: padded[p] - p.bytes)
-    if not times_of:
-        return []
-    first = max(times_of, key=lambda name: times_of[name])
-    param = worst[first]
-    return [
-        f"{_names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
-        f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
-        f"{param.shape[0]} rows for {mesh.shards} shards. Fewer shards (shard_size), or shards of another dimension "
-        f"(shard_placement_fn), need less."
-    ]
-
-
-def _path(found: Explanation) -> str:
-    spent = sorted(
-        ((kind, s) for kind, s in found.critical_s.items() if s >= 1e-3 * found.step_time_s), key=lambda one: -one[1]
-    )
-    shares = ", ".join(f"{percent(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
-    return f"The critical path, the chain of operations that the step's time consists of, is {shares or 'empty'}."
-
-
-def _units(found: Explanation) -> list[str]:
-    counts = Counter(found.bound.values())
-    if len(counts) < 2:
-        return []
-    of_kind = {"network": "the network", "CPU": "the CPU"}
-    words = [
-        f"{count} {'are ' * (number == 0)}bound by {of_kind.get(kind, kind)} "
-        f"({_names([unit for unit, bound in found.bound.items() if bound == kind])}; "
-        f"{percent(found.bound_s[kind], found.step_time_s)} of the step)"
-        for number, (kind, count) in enumerate(counts.most_common())
-    ]
-    return [f"Of the {len(found.bound)} units on it {', '.join(words)}."]
-
-
-def _gains(found: Explanation) -> str:
-    gains = sorted(found.gains.items(), key=lambda one: -one[1])
-    words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
-    least = 5e-4 * found.step_time_s  # else it would be said to save 0.0%
-    of_path_s = found.critical_s["network"] * (1 - 1 / FASTER)  # all that could be saved if nothing shared the device
-    slowed = (
-        ", also because collectives in flight slow down what runs beside them"
-        if found.gains["network"] > of_path_s + least
-        else ""
-    )
-    gained = [
-        f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
-        f"{slowed if name == 'network' else ''}"
-        if gain > 0
-        else f"10% faster {words[name]} would cost {human_ms(-gain)}"
-        for name, gain in gains
-        if abs(gain) >= least
-    ]
-    nothing = [words[name] for name, gain in gains if abs(gain) < least]
-    if nothing:
-        gained.append(f"10% faster {' or '.join(nothing)} would change nothing")
-    if found.run.program.plan.cpu_offload and not found.run.on_cpu:
-        saved_s = found.twice_as_fast_cpu_s
-        gained.append(
-            f"a CPU twice as fast, which has the optimizer, would save {human_ms(saved_s)} "
-            f"({percent(saved_s, found.step_time_s)})"
-        )
-    return f"{'; '.join(gained)}."
-
-
-def _names(units: list[str]) -> str:
-    """Up to three names, each once."""
-    distinct = list(dict.fromkeys(unit or "the optimizer" for unit in units))
-    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
-    return ", ".join(distinct[:3]) + more

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from fsdp_sim.diagnose.advice import SATURATED, Facts, tips
+from fsdp_sim.diagnose.advice import tips
 from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Blame, Diagnosis
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.diagnose.rank_view import REDUCTIONS
+from fsdp_sim.diagnose.tip import SATURATED, Facts
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.timeline import Event, Op, Phase, exposure_of
 from fsdp_sim.words import human_bytes, human_ms, percent

@@ -50,7 +50,7 @@ def result_of(
         step_time_s=sim.step_time_s, step_time_interval_s=sim.step_time_interval_s,
         tokens_per_step=sim.workload.tokens * sim.plan.grad_accum * sim.cluster.gpus,
         tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, mfu=sim.mfu, exposed_comm_s=sim.exposed_comm_s,
-        between_steps_s=sim.between_steps_s,
+        between_steps_s=sim.between_steps_s, checkpoint_s=sim.checkpoint_s,
         fits=sim.fits, fit=str(sim.fit), peak_memory_bytes=sim.peak_memory_bytes,
         reserved_memory_bytes=memory.reserved_bytes, memory_limit_bytes=int(sim.memory_limit_bytes),
         host_memory_bytes=sim.host_memory_bytes,

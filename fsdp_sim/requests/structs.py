@@ -128,7 +128,9 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         plan: every field, defaults included.
         tokens_per_step: over all GPUs.
         step_time_interval_s: between which seconds ``step_time_s`` lies, four times in five.
-        between_steps_s: of ``step_time_s``, what is no operation of the program (data, logging; fitted).
+        between_steps_s: of ``step_time_s``, what is no operation of the program: data, clipping and logging, fitted,
+            and checkpoints.
+        checkpoint_s: of it, what checkpoints take, on average.
         exposed_comm_s: communication while nothing is computed.
         fits: it runs; ``fit`` says whether it fits, is on the edge of memory, or does not fit.
         peak_memory_bytes: allocated. ``reserved_memory_bytes``: held by the caching allocator.
@@ -155,6 +157,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     tokens_per_s_per_gpu: float
     mfu: float
     between_steps_s: float
+    checkpoint_s: float = 0.0
     exposed_comm_s: float
     fits: bool
     fit: str

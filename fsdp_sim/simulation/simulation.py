@@ -199,6 +199,10 @@ class Simulation:
         A rank writes its shards and states; training waits for that, or, with ``async_save``, for their copy to the
         CPU's memory and for what of the writing is not done when the next checkpoint is due.
         """
+        return self._checkpoint_s(self.run.step_time_s()) if self.plan.save_every else 0.0
+
+    def _checkpoint_s(self, step_s: float) -> float:
+        """The same where the operations of a step take so many seconds."""
         plan = self.plan
         if plan.save_every is None:
             return 0.0
@@ -207,7 +211,7 @@ class Simulation:
         if not plan.async_save:
             return write_s / plan.save_every
         copy_s = 0.0 if plan.cpu_offload else offload_s(n_bytes, self.cluster)
-        between_s = plan.save_every * (self.run.step_time_s() + self.costs.calibration.step_s)
+        between_s = plan.save_every * (step_s + self.costs.calibration.step_s)
         return (copy_s + max(0.0, write_s - between_s)) / plan.save_every
 
     @property
@@ -318,7 +322,7 @@ class Simulation:
 
     def explain(self) -> Explanation:
         """Why the step takes as long as it does, in sentences and numbers."""
-        return replace(explain(self.run), between_steps_s=self.between_steps_s)
+        return replace(explain(self.run), loop_s=self.costs.calibration.step_s, checkpoint_s=self._checkpoint_s)
 
     def show(self, **options: Any) -> None:
         """The timeline over the memory, as a figure; of ranks that differ, as bands (needs plotly).

@@ -8,6 +8,7 @@ from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Culprit
 from fsdp_sim.engine import exposure
 from fsdp_sim.timeline import COLLECTIVES, Phase
+from fsdp_sim.words import percent
 
 B = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 NODE = Cluster("A100", gpus=8)
@@ -88,7 +89,7 @@ def test_reductions_take_longer_than_backward_only_where_most_are_waited_for() -
 
 
 def test_units_are_counted_with_their_share_of_the_step() -> None:
-    (sentence,) = [line for line in said(Plan(api="ddp", micro_batch=4)).splitlines() if "units on it" in line]
+    (sentence,) = [line for line in said(Plan(api="ddp", micro_batch=4)).splitlines() if "buckets on it" in line]
     shares = [float(share) for share in re.findall(r"; ([\d.]+)% of the step", sentence)]
     assert len(shares) >= 2
     assert sum(shares) <= 100.5
@@ -98,3 +99,34 @@ def test_units_are_counted_with_their_share_of_the_step() -> None:
 def test_messages_are_small_for_so_many_ranks() -> None:
     text = said(Plan(param_dtype="bf16", seq_len=128), cluster=Cluster("A100", gpus=256, latency_us=500))
     assert "For a group of 256 ranks messages are so small" in text
+
+
+def test_what_is_no_unit_is_not_counted_as_one() -> None:
+    muon, ddp = said(Plan(optimizer="muon", **B)), said(Plan(api="ddp", micro_batch=4))
+    assert "Of the 13 units and Muon's 48 matrices on it" in muon
+    sim = simulate("gpt2-124m", NODE, Plan(api="ddp", micro_batch=4))
+    buckets = {i.unit for i in sim.program.ops if i.unit.startswith("bucket")}
+    assert f"Of the {len(sim.explain().bound) - len(buckets)} units and {len(buckets)} buckets on it" in ddp
+
+
+def test_a_cpu_that_launches_kernels_for_a_device_that_is_done_is_no_host_sync() -> None:
+    node = Cluster("B200", gpus=8)
+    assert "issued more" in said(Plan(api="ddp", micro_batch=2, activation_checkpointing="selective"), cluster=node)
+    assert "host sync" not in said(Plan(api="ddp", micro_batch=2, activation_checkpointing="selective"), cluster=node)
+    waits = Plan(micro_batch=4, activation_offload="save_on_cpu", compile=True, **B)  # for each copy, in save_on_cpu
+    assert "host sync" in said(waits, cluster=Cluster("H200", gpus=1))
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_what_checkpoints_take_is_part_of_what_faster_hardware_would_save(async_save: bool) -> None:
+    """Where the storage is still writing when the next is due, it takes up what anything else saves."""
+    plan = Plan(micro_batch=32, save_every=2, storage_gb_per_s=0.1, async_save=async_save, **B)
+    sim = simulate("gpt2-124m", NODE, plan)
+    why = sim.explain()
+    faster_s = sim.run.step_time_s() - why.faster["compute"]().step_time_s()
+
+    assert faster_s > 0.01 * sim.step_time_s
+    assert why.gains["compute"] == pytest.approx(0.0 if async_save else faster_s)
+    assert ("waits for the storage" in str(why)) is async_save
+    assert (f"({percent(faster_s, sim.step_time_s)})" in why.gains_sentence) is not async_save
+    assert "logging" not in str(why)  # no loop around the step is assumed

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
-from fsdp_sim.diagnose import Explanation
+from fsdp_sim.diagnose import Explanation, between_steps
 from fsdp_sim.forms import FormState
 from fsdp_sim.requests import category_name, does_not_fit, on_the_edge
 from fsdp_sim.simulation import Fit, Simulation
@@ -26,9 +26,10 @@ def headline(sim: Simulation) -> str:
         comm = "all communication is hidden behind compute"
     else:
         comm = f"{human_ms(exposed_s)} ({share:.0%}) is exposed communication, and {hidden:.0%} is hidden"
-    checkpoints = ", checkpoints" if sim.plan.save_every else ""
+    loop_s = sim.between_steps_s - sim.checkpoint_s
     between = (
-        f" ({human_ms(sim.between_steps_s)} of it between steps, for data{checkpoints} and logging)"
+        f" ({human_ms(sim.between_steps_s)} of it between steps, for "
+        f"{between_steps(loop_s, sim.checkpoint_s, clips=sim.plan.clip_grad_norm)})"
         if sim.between_steps_s
         else ""
     )
