@@ -6,8 +6,8 @@ from fsdp_sim.diagnose.causes import Cause, Key, PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.diagnosis import diagnose, diagnosis_of
-from fsdp_sim.diagnose.explanation import Explanation, explain
-from fsdp_sim.diagnose.explanation_in_words import between_steps
+from fsdp_sim.diagnose.explained_run import explain
+from fsdp_sim.diagnose.explanation import Explanation, between_steps
 from fsdp_sim.diagnose.findings import Blame, CollectiveCost, Diagnosis, Lateness, PathShare, RankTimes, Straggler
 from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
 from fsdp_sim.diagnose.look import StepObservation, look

@@ -1,32 +1,27 @@
-"""`explain`: why a step takes as long as it does, in numbers and in sentences.
-
-What compute waited for is what `diagnose` finds in the run's timeline. What only a program that can be played again
-tells comes on top: the critical path, what bound each unit, and what faster hardware would gain.
-"""
+"""`Explanation`: why a step takes as long as it does, in numbers and in sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Literal
 
 from fsdp_sim.diagnose.causes import PathPiece
-from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnosis_of
-from fsdp_sim.diagnose.explanation_in_words import FASTER, Bound, gains_in_words, in_words
 from fsdp_sim.diagnose.findings import Blame, Diagnosis
-from fsdp_sim.diagnose.look import StepObservation, look
+from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.diagnose.sentences import blames
-from fsdp_sim.engine import Exposure, Run, exposure
-from fsdp_sim.schedule import Instruction
-from fsdp_sim.timeline import COLLECTIVES, Lane, Op
+from fsdp_sim.engine import Exposure, Run
+from fsdp_sim.schedule import Param, Program, mesh_of, mesh_of_unit
+from fsdp_sim.timeline import Op
+from fsdp_sim.words import human_ms, percent
 
-_CPU = Lane.CPU
-_BOUND: dict[Op, Bound] = {
-    **dict.fromkeys(COLLECTIVES, "network"),
-    **dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM), "compute"),
-}
-FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
+Bound = Literal["compute", "network", "copies", "CPU"]
+FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
+LEAST = 1e-3  # of a step: waits that cost less are left out
+PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
 
 
 def _no_checkpoints(step_s: float) -> float:
@@ -129,92 +124,189 @@ class Explanation:
     @property
     def sentences(self) -> list[str]:
         """The same in words, the most important first."""
-        return in_words(self)
+        return _in_words(self)
 
     @property
     def gains_sentence(self) -> str:
         """What faster hardware would change."""
-        return gains_in_words(self)
+        return _gains(self)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 
 
-def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]] | None = None) -> Explanation:
-    """Say why a step (the last by default) takes as long as it does.
+# -- in words
+
+
+def _in_words(found: Explanation) -> list[str]:
+    """The explanation in words."""
+    waits = [blame.sentence for blame in found.culprits if blame.idle_s >= LEAST * found.step_time_s]
+    return [*_summary(found), *waits, _path(found), *_units(found), found.gains_sentence, *_padding(found)]
+
+
+def _summary(found: Explanation) -> list[str]:
+    step_s, e, plan = found.step_time_s, found.exposure, found.run.program.plan
+    idle_s = step_s - found.compute_s
+    between_s = found.whole_step_s - step_s
+    lines = [
+        f"{'The operations of a step take' if between_s else 'The step takes'} {human_ms(step_s)}. Compute is busy for "
+        f"{human_ms(found.compute_s)} of it ({percent(found.compute_s, step_s)}) and waits for {human_ms(idle_s)} "
+        f"({percent(idle_s, step_s)})."
+    ]
+    lines += _again(found)
+    if plan.activation_offload:
+        how = (
+            "on the compute stream, which is busy meanwhile; a stream of their own would copy beside it"
+            if plan.activation_offload == "save_on_cpu"
+            else "on a stream of their own"
+        )
+        copied_s = found.seconds_of(Op.ACT_D2H, Op.ACT_H2D)
+        lines.append(f"Activations are copied to the CPU's memory and back for {human_ms(copied_s)}, {how}.")
+    if between_s:
+        lines.append(_between(found, between_s))
+    if e.comm_s and e.exposed_s > 1e-6 * step_s:
+        lines.append(
+            f"Communication is in flight for {human_ms(e.comm_s)}; {human_ms(e.exposed_s)} of that "
+            f"({percent(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
+        )
+    elif e.comm_s:
+        lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
+    return lines
+
+
+def _between(found: Explanation, between_s: float) -> str:
+    """What passes between two steps, and what for."""
+    step_s = found.step_time_s
+    saved_s = found.checkpoint_s(step_s)
+    what = between_steps(found.loop_s, saved_s, clips=found.run.program.plan.clip_grad_norm)
+    of_it = f", {human_ms(saved_s)} of it for checkpoints" if saved_s and found.loop_s else ""
+    average = ", on average over the steps from one checkpoint to the next" if saved_s else ""
+    late = (  # a longer step would leave the storage more time
+        " Each is still being written when the next is due, and training waits for the storage."
+        if saved_s and found.checkpoint_s(1.01 * step_s) < saved_s
+        else ""
+    )
+    return f"Between two steps the training loop takes another {human_ms(between_s)}, for {what}{of_it}{average}.{late}"
+
+
+def between_steps(loop_s: float, checkpoint_s: float, *, clips: bool) -> str:
+    """What passes between two steps, in words.
 
     Args:
-        run: what was played.
-        step: which step.
-        faster: for ``compute``, ``network`` and ``cpu`` a function that plays the program on hardware of which this is
-            10% faster. By default the durations of the run are divided by 1.1: of what the device computes, of
-            collectives, or of issuing and what the CPU computes (which on a CPU cluster is not all that is computed).
-
-    Raises:
-        ValueError: the program has no such step, or no operations.
-
-    Example:
-        >>> from fsdp_sim.engine import run
-        >>> from fsdp_sim.schedule import Param, Unit, build
-        >>> from fsdp_sim.spec import Plan
-        >>> layers = [Unit(f"layers.{i}", (Param("w", (8, 4)),)) for i in range(3)]
-        >>> program = build([Unit("root", segments=(...,)), *layers], Plan(), world_size=8)
-        >>> seconds = {Op.FWD: 0.025, Op.BWD: 0.05, Op.ALL_GATHER: 0.01, Op.REDUCE_SCATTER: 0.01}
-        >>> for sentence in explain(run(program, lambda i: seconds.get(i.op, 0.0))).sentences[:3]:
-        ...     print(sentence)
-        The step takes 245 ms. Compute is busy for 225 ms of it (92%) and waits for 20.0 ms (8.2%).
-        Communication is in flight for 90.0 ms; 20.0 ms of that (22%) are exposed: compute waits meanwhile.
-        Forward cannot begin before ALL_GATHER(layers.0) arrives, and has nothing to compute meanwhile: 10.0 ms.
+        clips: gradients are clipped in the step, among its operations.
     """
-    run.step_time_s(step)  # or an error
-    step %= len(run.step_ends_s)
-    causes = RunCauses(run)
-    path = critical_path_of_run(run, step, causes)
-    rank = causes.last(step)[0] if path else 0
-    found = exposure(run, step, rank)
-    others = range(run.ranks) if run.ranks <= FEW_RANKS else {piece.rank for piece in path}
-    observed = look(run.timeline({rank, *others}), step=step, rank=rank)
-    replays: dict[str, Callable[[], Run]] = {
-        name: partial(run.scaled, **{name: 1 / FASTER}) for name in ("compute", "network", "cpu")
-    }
-    replays |= faster or {}
-    critical_s: dict[Bound, float] = {"compute": 0.0, "network": 0.0, "copies": 0.0, "CPU": 0.0}
-    on_path: dict[tuple[str, Bound], float] = {}
-    issue_s = {rank: run.of_rank(run.columns.issue_s, rank) for rank in {piece.rank for piece in path if piece.cpu}}
-    owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
-    ops = run.ops
-    for piece in path:
-        (rank_of_piece, k), cpu, start_s, end_s = piece
-        op = ops[k]
-        kind = bound_of(op, cpu)
-        critical_s[kind] += end_s - start_s
-        for i, seconds in _issued(run, piece, issue_s[rank_of_piece]) if cpu else ((op, end_s - start_s),):
-            what = owner.get(i.unit, i.unit), kind
-            on_path[what] = on_path.get(what, 0.0) + seconds
-    bound: dict[str, Bound] = {}
-    for (unit, kind), seconds in on_path.items():
-        if unit and (unit not in bound or seconds > on_path[unit, bound[unit]]):
-            bound[unit] = kind
-    bound_s: dict[Bound, float] = {}
-    for (unit, _), seconds in on_path.items():
-        if unit:
-            bound_s[bound[unit]] = bound_s.get(bound[unit], 0.0) + seconds
-    return Explanation(run, step, rank, found, observed, tuple(path), critical_s, bound, bound_s, replays)
+    what = ["data"] * (loop_s > 0) + ["checkpoints"] * (checkpoint_s > 0)
+    what += ([] if clips else ["clipping"]) + ["logging"] if loop_s > 0 else []
+    return f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else "".join(what)
 
 
-def bound_of(op: Instruction, cpu: bool) -> Bound:
-    """What a piece of the critical path is spent on."""
-    return "CPU" if cpu or op.lane is _CPU else _BOUND.get(op.op, "copies")
+def _again(found: Explanation) -> list[str]:
+    """What checkpointed blocks keep of their operators, and what the rest takes again."""
+    kept = found.run.program.plan.activation_checkpointing
+    if kept != "selective" and not isinstance(kept, tuple):
+        return []
+    again_s = found.seconds_of(Op.RECOMPUTE)
+    what = "attention and of every second linear layer" if kept == "selective" else _names(list(kept))
+    return [
+        f"Checkpointed blocks keep the outputs of {what} and compute the rest again in backward: {human_ms(again_s)} "
+        f"of the busy time ({percent(again_s, found.compute_s)})."
+    ]
 
 
-def _issued(run: Run, piece: PathPiece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
-    """What the CPU issues in a piece of the critical path, and how long it takes for each."""
-    found = []
-    ops, start_s, until = run.ops, piece.start_s, piece.end_s
-    for k in range(piece.key[1], -1, -1):
-        since = max(issue_s[k - 1] if k else 0.0, start_s)
-        found.append((ops[k], until - since))
-        until = since
-        if since <= start_s:
-            break
-    return found
+def _padding(found: Explanation) -> list[str]:
+    program = found.run.program
+    return program.once("padding", lambda: _padded(program))
+
+
+def _padded(program: Program) -> list[str]:
+    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
+    plan, mesh = program.plan, mesh_of(program.plan, program.world_size)
+    if plan.api != "fsdp2" or mesh.shards == 1:
+        return []
+    times_of: dict[str, float] = {}
+    worst: dict[str, Param] = {}
+    for unit in program.units:
+        of_unit = mesh_of_unit(unit, mesh, plan)
+        own = sum(p.bytes for p in unit.params)
+        padded = {p: of_unit.padded_bytes(p) for p in unit.params}
+        if own and sum(padded.values()) >= PADDED * own:
+            times_of[unit.name] = sum(padded.values()) / own
+            worst[unit.name] = max(unit.params, key=lambda p: padded[p] - p.bytes)
+    if not times_of:
+        return []
+    first = max(times_of, key=lambda name: times_of[name])
+    param = worst[first]
+    return [
+        f"{_names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
+        f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
+        f"{param.shape[0]} rows for {mesh.shards} shards. Fewer shards (shard_size), or shards of another dimension "
+        f"(shard_placement_fn), need less."
+    ]
+
+
+def _path(found: Explanation) -> str:
+    spent = sorted(
+        ((kind, s) for kind, s in found.critical_s.items() if s >= 1e-3 * found.step_time_s), key=lambda one: -one[1]
+    )
+    shares = ", ".join(f"{percent(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
+    return f"The critical path, the chain of operations that the step's time consists of, is {shares or 'empty'}."
+
+
+def _units(found: Explanation) -> list[str]:
+    counts = Counter(found.bound.values())
+    if len(counts) < 2:
+        return []
+    of_kind = {"network": "the network", "CPU": "the CPU"}
+    words = [
+        f"{count} {_is_or_are(count) * (number == 0)}bound by {of_kind.get(kind, kind)} "
+        f"({_names([unit for unit, bound in found.bound.items() if bound == kind])}; "
+        f"{percent(found.bound_s[kind], found.step_time_s)} of the step)"
+        for number, (kind, count) in enumerate(counts.most_common())
+    ]
+    units = len(found.bound.keys() & {unit.name for unit in found.run.program.units})
+    others = len(found.bound) - units
+    kind = "Muon's {} matrices" if found.run.program.plan.optimizer == "muon" else "{} buckets"
+    beside = f" and {kind.format(others)}" if others else ""
+    return [f"Of the {units} units{beside} on it {', '.join(words)}."]
+
+
+def _is_or_are(count: int) -> str:
+    return "is " if count == 1 else "are "
+
+
+def _gains(found: Explanation) -> str:
+    gains = sorted(found.gains.items(), key=lambda one: -one[1])
+    words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
+    whole_s = found.whole_step_s
+    least = 5e-4 * whole_s  # else it would be said to save 0.0%
+    of_path_s = found.critical_s["network"] * (1 - 1 / FASTER)  # all that could be saved if nothing shared the device
+    slowed = (
+        ", also because collectives in flight slow down what runs beside them"
+        if found.gains["network"] > of_path_s + least
+        else ""
+    )
+    gained = [
+        f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, whole_s)})"
+        f"{slowed if name == 'network' else ''}"
+        if gain > 0
+        else f"10% faster {words[name]} would cost {human_ms(-gain)}"
+        for name, gain in gains
+        if abs(gain) >= least
+    ]
+    nothing = [words[name] for name, gain in gains if abs(gain) < least]
+    if nothing:
+        gained.append(f"10% faster {' or '.join(nothing)} would change nothing")
+    if found.run.program.plan.cpu_offload and not found.run.on_cpu:
+        saved_s = found.twice_as_fast_cpu_s
+        gained.append(
+            f"a CPU twice as fast, which has the optimizer, would save {human_ms(saved_s)} "
+            f"({percent(saved_s, whole_s)})"
+        )
+    return f"{'; '.join(gained)}."
+
+
+def _names(units: list[str]) -> str:
+    """Up to three names, each once."""
+    distinct = list(dict.fromkeys(unit or "the optimizer" for unit in units))
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(distinct[:3]) + more
