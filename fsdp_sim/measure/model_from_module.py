@@ -34,7 +34,7 @@ from tqdm import tqdm
 from fsdp_sim.cost import Work, Workload
 from fsdp_sim.measure.trace import Trace
 from fsdp_sim.measure.trace_fake import cast_parameters, fake_inputs, fake_model
-from fsdp_sim.measure.trace_gpu import GpuKernels
+from fsdp_sim.measure.trace_gpu import GpuKernels, refuse_recurrence
 from fsdp_sim.measure.trace_segment import Segment, tensors_anywhere
 from fsdp_sim.measure.trace_wrap import Wrap, wrap_names
 from fsdp_sim.measure.units import DTYPES, units_from_module
@@ -80,8 +80,8 @@ def model_from_module(
         of the first integer input of two dimensions or more, or else the size of the first dimension.
 
     Raises:
-        ValueError: the forward depends on values, there is nothing to train, or an operator runs whose work is not
-            known; names the module or the operator, and the remedy.
+        ValueError: the forward depends on values, there is nothing to train, or an operator or a recurrent layer runs
+            whose work is not known; names the module or the operator, and the remedy.
         TypeError: ``build`` is neither a module nor a function that returns one.
 
     Example:
@@ -97,6 +97,7 @@ def model_from_module(
     title = name or type(model).__name__
     if not any(p.requires_grad for unit in units for p in unit.params):
         raise ValueError(f"{title} has no parameter that requires gradients; there is nothing to train and to shard")
+    refuse_recurrence(model, title)
     args, kwargs = fake_inputs(example_inputs, mode)
     tokens = _tokens(args, kwargs)
     bar = tqdm(

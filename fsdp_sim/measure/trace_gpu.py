@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
@@ -31,6 +32,22 @@ class GpuKernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._replaced.get(func, func)(*args, **(kwargs or {}))
+
+
+def refuse_recurrence(model: nn.Module, title: str) -> None:
+    """A trace shows a recurrent layer step by step, or in one kernel of the CPU's; on a GPU it is cuDNN's.
+
+    Raises:
+        ValueError: the model has one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            cell = "RNN" if isinstance(module, nn.RNN) else module.mode
+            raise ValueError(
+                f"{name or 'the model'} of {title} is nn.{type(module).__name__}, which a GPU computes in kernels of "
+                f"cuDNN whose work is not known; trace the model without it, or with a loop over nn.{cell}Cell, which "
+                f"runs step by step on a GPU too"
+            )
 
 
 def _attention(

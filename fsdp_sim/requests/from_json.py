@@ -75,7 +75,8 @@ def _where(message: str, data: bytes) -> str:
     """A decoder's message with line and column instead of the byte offset."""
     words, _, place = message.rpartition("(byte ")
     if not words:
-        return f"{message} (line {data.count(10) + 1})" if data else "it is empty"
+        ended = "truncated" in message  # at the last line; what else has no offset says where in the lists it is
+        return f"{message}{f' (line {data.count(10) + 1})' * ended}" if data else "it is empty"
     before = data[: int(place.rstrip(")"))]
     return f"line {before.count(10) + 1}, column {len(before) - before.rfind(10)}: {words.strip()}"
 

@@ -125,6 +125,10 @@ def _validate(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) ->
         twice = next(n for n in segments if segments.count(n) > 1)
         raise ValueError(f"two units have the segment name {twice!r}; each segment needs its own name")
     if not any(p.requires_grad for u in units for p in u.params):
+        if plan.freeze:
+            raise ValueError(
+                f"Plan.freeze is {plan.freeze!r}, which is all that there is to train; name less, or leave it None"
+            )
         raise ValueError(f"none of the {len(units)} units has a parameter that requires gradients; nothing to train")
     if plan.expert_parallel > 1 and not any(unit.exchange for unit in units):
         raise ValueError(

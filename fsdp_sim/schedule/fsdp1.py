@@ -60,8 +60,10 @@ def _validate(units: Sequence[Unit], plan: Plan, world_size: int) -> None:
     for unit in units:
         dtypes = sorted({p.dtype for p in unit.params})
         if len(dtypes) > 1:
+            one = plan.param_dtype if plan.param_dtype in dtypes else dtypes[0]
             raise ValueError(
-                f"unit {unit.name} has parameters of dtypes {', '.join(dtypes)}; one flat parameter has one"
+                f"unit {unit.name} has parameters of dtypes {', '.join(dtypes)}, and FSDP1 makes one flat parameter of "
+                f"a unit, which has one dtype; store all in one (Model.dtype={one!r}), or take api='fsdp2'"
             )
     if plan.requires_gradient_sync is False:
         raise ValueError(

@@ -280,6 +280,12 @@ def test_a_file_that_is_not_json_says_where(data, words):
     assert "Traceback" not in done.output
 
 
+def test_a_number_that_json_cannot_hold_is_said_to_be_where_it_is():
+    done = call("simulate", "--from", "-", "--json", input=b'[{"gpus": 1e999},\n 1]')
+
+    assert json.loads(done.stdout)["error"] == "stdin is not JSON: Number out of range - at `$[0][...]`"
+
+
 def test_help_stands_under_headings_and_says_the_exit_status():
     text = call("simulate", "--help").output
 

@@ -460,8 +460,9 @@ class Faulty(nn.Module):
         (lambda: torch.zeros(1), TypeError, r"build returned a \w*Tensor; it must return an nn.Module"),
         ("gpt2", TypeError, "build is a str; pass a function that returns an nn.Module"),
         (lambda: nn.Sequential(nn.Linear(4, 4), Faulty()), RuntimeError, "must have same reduction dim"),
+        (lambda: nn.Sequential(nn.GRU(4, 4)), ValueError, "0 of Sequential is nn.GRU, .* over nn.GRUCell"),
     ],
-    ids=["values", "no parameters", "frozen", "no module", "no function", "fault"],
+    ids=["values", "no parameters", "frozen", "no module", "no function", "fault", "recurrence"],
 )
 def test_what_cannot_be_traced_is_named_with_a_remedy(model: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:

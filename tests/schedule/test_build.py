@@ -76,6 +76,7 @@ def test_below_the_first_trained_parameter_there_is_no_backward():
         (last_twice(toy(1)), {"plan": Plan(api="ddp")}, "unit layers.0 is there twice; only programs of fsdp2"),
         (last_twice([toy(0)[0], Unit("a.b"), Unit("a", segments=(...,))]), {}, "a is there twice and has units inside"),
         ([*toy(1), Unit("b", segments=("embed",))], {}, "two units have the segment name 'embed'"),
+        ([frozen(u) for u in toy(2)], {"plan": Plan(freeze=("*",))}, r"Plan\.freeze is \('\*',\), which is all"),
         ([frozen(u) for u in toy(2)], {}, "none of the 3 units has a parameter that requires gradients"),
         (
             [Unit("root", (Param("a", (4,)), Param("b", (4,), "bf16")), segments=("root", ...))],

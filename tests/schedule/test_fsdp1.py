@@ -293,7 +293,11 @@ def test_one_reduction_too_many_is_wrong():
 @pytest.mark.parametrize(
     ("units", "settings_", "message"),
     [
-        ([*toy(1)[:1], Unit("layers.0", (Param("a", (4,)), Param("b", (4,), "bf16")))], {}, "layers.0 .* bf16, fp32"),
+        (
+            [*toy(1)[:1], Unit("layers.0", (Param("a", (4,)), Param("b", (4,), "bf16")))],
+            {},
+            "layers.0 .* bf16, fp32.*'bf16'",
+        ),
         (toy(1), {"requires_gradient_sync": False}, "'last'"),
         (toy(1), {"sharding_strategy": "HYBRID_SHARD", "shard_size": 1}, "NO_SHARD"),
     ],
