@@ -6,9 +6,11 @@ Source: accelerate 1.15.0, `accelerate.commands.config.config_args.ClusterConfig
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
+from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_accumulation, plan_of_plugin
 from fsdp_sim.configurations.said import Asked, Said, cluster_of, need_gpus
 
 SECTION = "fsdp_config"
@@ -30,6 +32,8 @@ def read(keys: Keys, asked: Asked) -> Said:
         said.plan |= _mesh(keys, asked, said)
     else:
         said.plan = {"api": "ddp", "param_dtype": None if mixed == "no" else mixed}
+    if way != "DEEPSPEED":
+        said.plan |= plan_of_accumulation(keys, asked, said.plan["api"], 1)
     said.plan["compile"] = _compiled(keys)
     return said
 
@@ -89,7 +93,7 @@ def _compiled(keys: Keys) -> bool:
     return bool(backend == "INDUCTOR")
 
 
-def _zero(keys: Keys, asked: Asked, said: Said, mixed: str) -> dict[str, object]:
+def _zero(keys: Keys, asked: Asked, said: Said, mixed: str) -> dict[str, Any]:
     section = "deepspeed_config"
     if f"{section}.deepspeed_config_file" in keys:
         auto = {"bf16.enabled": mixed == "bf16", "fp16.enabled": mixed == "fp16"}

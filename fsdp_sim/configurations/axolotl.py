@@ -58,7 +58,7 @@ def _arguments(keys: Keys) -> dict[str, Any]:
         "optim": "adamw_torch_fused" if optimizer in INSTEAD else optimizer, "max_grad_norm": keys["max_grad_norm"],
         "torch_compile": bool(keys["torch_compile"]), "gradient_checkpointing": bool(keys["gradient_checkpointing"]),
         "gradient_checkpointing_kwargs": _again(keys), "deepspeed": keys["deepspeed"],
-        "ddp_bucket_cap_mb": keys["ddp_bucket_cap_mb"],
+        "ddp_bucket_cap_mb": keys["ddp_bucket_cap_mb"], "accelerator_config": keys["accelerator_config"],
     }  # fmt: skip
     if keys["torch_compile"] == "auto":
         keys.remarks.append(f"torch_compile of {keys.file} is auto: taken to be True, as with torch 2.5 and later.")

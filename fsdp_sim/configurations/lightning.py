@@ -50,6 +50,8 @@ def read(keys: Keys, asked: Asked) -> Said:
         said.plan = {"api": "ddp", "param_dtype": half}
         if "DDPStrategy.bucket_cap_mb" in keys:
             said.plan["bucket_cap_mb"] = keys["DDPStrategy.bucket_cap_mb"]
+        if asked.given.get("grad_accum", keys["trainer.accumulate_grad_batches"]) > 1:
+            said.plan["requires_gradient_sync"] = "last"  # ParallelStrategy.block_backward_sync, which is DDP's alone
     said.plan |= {"grad_accum": keys["trainer.accumulate_grad_batches"]} | _clipping(keys, name) | _batch(keys)
     if precision.endswith("-true"):
         said.dims["dtype"] = half or "fp32"

@@ -69,6 +69,24 @@ def plan_of_plugin(plugin: Plugin, keys: Keys, asked: Asked, cluster: dict[str, 
     return plan
 
 
+def plan_of_accumulation(keys: Keys, asked: Asked, api: str, steps: int, each: bool = False) -> dict[str, Any]:
+    """When gradients are reduced: `Accelerator.accumulate` and transformers' loop have all micro-batches but the last
+    under ``no_sync``.
+
+    Args:
+        steps: micro-batches of a step, where nobody says another number.
+        each: the plugin's ``sync_each_batch``.
+    """
+    if each or asked.given.get("grad_accum", steps) < 2:
+        return {}
+    if api != "ddp" and "requires_gradient_sync" not in asked.given:
+        keys.remarks.append(
+            f"Accelerate reduces gradients with the last micro-batch alone (no_sync), and until then each GPU holds "
+            f"them whole; sync_each_batch=True beside {keys.file} would reduce them with each."
+        )
+    return {"requires_gradient_sync": "last"}
+
+
 def _wrap(plugin: Plugin, keys: Keys) -> str | int:
     blocks = "embed_block_head" if plugin.fsdp_version == 2 else "block"
     if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":

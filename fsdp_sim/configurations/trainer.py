@@ -12,10 +12,11 @@ from typing import Any
 from fsdp_sim.configurations.adapters import plan_of_calls
 from fsdp_sim.configurations.deepspeed import deepspeed_of
 from fsdp_sim.configurations.keys import Keys
+from fsdp_sim.configurations.kinds import Wrong, converted
 from fsdp_sim.configurations.loaded import chunked_loss, dims_of
-from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_plugin
+from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_accumulation, plan_of_plugin
 from fsdp_sim.configurations.said import Asked, Said, dtype_of
-from fsdp_sim.configurations.texts import text_of_file, tree_of
+from fsdp_sim.configurations.texts import Tree, text_of_file, tree_of
 
 SECTION = "fsdp_config"
 OPTIMIZERS = {  # get_optimizer_cls_and_kwargs of transformers.trainer_optimizer: torch's own default is foreach
@@ -75,6 +76,8 @@ def plan_of_arguments(
             plan["use_reentrant"] = True
     # the batch and the optimizer of a DeepSpeed file win over the arguments'
     plan = {"stack": "hf-trainer", "micro_batch": batch, "grad_accum": steps} | _optimizer(keys, plan["api"]) | plan
+    if "deepspeed" not in keys:
+        plan |= plan_of_accumulation(keys, asked, plan["api"], steps, _each_batch(keys, asked))
     if keys["torch_compile"]:
         plan["compile"] = True
         keys.remarks.append(f"{keys.file} compiles the whole model; here each block is compiled.")
@@ -127,7 +130,7 @@ def _sharded(keys: Keys, asked: Asked, cluster: dict[str, Any], mixed: str) -> d
             f"{keys.file} has fsdp_config without fsdp, without which transformers does not shard; taken as True."
         )
     if "fsdp_config" in keys:
-        _read_file(keys, asked)
+        keys.add(SECTION, _file_of(keys, asked, "fsdp_config"))
     for old in ("transformer_layer_cls_to_wrap", "min_num_params"):  # of 4.57.1, beside fsdp_config
         if f"fsdp_{old}" in keys and f"{SECTION}.{old}" not in keys:
             keys.add(SECTION, {old: keys[f"fsdp_{old}"]})
@@ -175,16 +178,29 @@ def _legacy(keys: Keys, words: tuple[str, ...], version: int) -> tuple[bool, boo
     return offload, keys[f"{SECTION}.reshard_after_forward"] if given is None else given
 
 
-def _read_file(keys: Keys, asked: Asked) -> None:
-    """The keys of the JSON that ``fsdp_config`` names."""
-    path = asked.folder / keys["fsdp_config"]
+def _each_batch(keys: Keys, asked: Asked) -> bool:
+    """Whether gradients are reduced with each micro-batch: ``sync_each_batch`` of accelerator_config."""
+    given = keys["accelerator_config"] or {}
+    if isinstance(given, str):
+        given = _file_of(keys, asked, "accelerator_config")
+    inner = given.get("gradient_accumulation_kwargs") or {}
+    try:
+        return bool(converted("bool", converted("table", inner).get("sync_each_batch", False)))
+    except Wrong:
+        name = "accelerator_config.gradient_accumulation_kwargs"
+        raise keys.wrong(name, inner, "a table with sync_each_batch True or False") from None
+
+
+def _file_of(keys: Keys, asked: Asked, name: str) -> Tree:
+    """The keys of the JSON that ``name`` names."""
+    path = asked.folder / keys[name]
     try:
         tree, passed_over = tree_of(text_of_file(path), str(path), ".json")
     except OSError as error:
-        raise ValueError(f"{keys.where}: fsdp_config {path} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{keys.where}: {name} {path} cannot be read: {error.strerror}") from None
     if passed_over:
         keys.remarks.append(f"{path.name} {passed_over}")
-    keys.add(SECTION, tree)
+    return tree
 
 
 def _zero(keys: Keys, asked: Asked, cluster: dict[str, Any], mixed: str) -> dict[str, Any]:

@@ -13,6 +13,11 @@ SAID = (  # fields that the keys below say
     "api", "param_dtype", "reduce_dtype", "cpu_offload", "shard_size", "reshard_after_forward", "wrap", "compile",
     "activation_checkpointing", "sharding_strategy", "forward_prefetch", "backward_prefetch", "stack",
 )  # fmt: skip
+EACH_BATCH = (
+    "Accelerate reduces gradients with the last micro-batch alone and holds them whole until then; as simulated here, "
+    "with each, if the script gives Accelerator gradient_accumulation_plugin=GradientAccumulationPlugin("
+    "num_steps={}, sync_each_batch=True)."
+)
 SCRIPT = ("micro_batch", "seq_len", "grad_accum", "optimizer", "optimizer_impl", "clip_grad_norm")  # the script's own
 UNITS = (
     "With FSDP2 Accelerate makes units of the embedding and of the last norm with the head (wrap=embed_block_head); "
@@ -49,6 +54,8 @@ def accelerate_yaml(state: FormState) -> str:
         }
     unsaid = [f.name for f in fields(Plan)
               if f.name not in (*SAID, *SCRIPT) and getattr(plan, f.name) != f.default]  # fmt: skip
+    if plan.requires_gradient_sync == "last":
+        unsaid.remove("requires_gradient_sync")  # it is Accelerate's own way
     unsaid += [name for name in _half_said(plan) if getattr(plan, name) is not None]
     units = [UNITS] if plan.api == "fsdp2" and plan.wrap != "embed_block_head" else []
     remarks = [f"{state.model.name} on {cluster.gpus} x {cluster.gpu.name}, for Accelerate 1.15.", *units,
@@ -58,6 +65,8 @@ def accelerate_yaml(state: FormState) -> str:
             f"Accelerate reduces gradients in {plan.param_dtype} unless the script gives its plugin a "
             f"mixed_precision_policy; reduce_dtype is {plan.reduce_dtype}."
         )
+    if plan.grad_accum > 1 and plan.requires_gradient_sync is True:
+        remarks.append(EACH_BATCH.format(plan.grad_accum))
     if unsaid:
         remarks.append("Accelerate has no key for " + "; ".join(f"{n} = {getattr(plan, n)!r}" for n in unsaid) + ".")
     return "\n".join([*(f"# {remark}" for remark in remarks), *_yaml(top)]) + "\n"

@@ -55,6 +55,14 @@ def test_accelerate_reads_the_plan(tmp_path):
     assert "no key for forward_prefetch = 2" in path.read_text()
 
 
+def test_that_accelerate_puts_reductions_off_is_told_where_the_plan_does_not():
+    line = "model=gpt2-124m gpu=A100 gpus=8 grad_accum=4"
+
+    assert "num_steps=4, sync_each_batch=True" in accelerate_yaml(FormState.read(line))
+    assert "gradient_sync" not in (said := accelerate_yaml(FormState.read(f"{line} requires_gradient_sync=last")))
+    assert "sync_each_batch" not in said
+
+
 @pytest.mark.parametrize("write", [torchtitan_toml, accelerate_yaml])
 def test_what_they_do_not_have_is_refused(write):
     with pytest.raises(ValueError, match="api is 'zero2'"):
