@@ -107,6 +107,9 @@ def read(
     named = variables(text) if schema.interpolates else ()
     keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
+    if said.plan.get("api") == "ddp" and said.plan.get("param_dtype"):
+        # Under autocast a gradient has the dtype of its parameter, and DDP reduces gradients as they are
+        said.plan.setdefault("reduce_dtype", said.dims.get("dtype", "fp32"))
     if passed_over:
         keys.remarks.append(f"{keys.file} {passed_over}")
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]

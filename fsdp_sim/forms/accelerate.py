@@ -60,7 +60,13 @@ def accelerate_yaml(state: FormState) -> str:
     units = [UNITS] if plan.api == "fsdp2" and plan.wrap != "embed_block_head" else []
     remarks = [f"{state.model.name} on {cluster.gpus} x {cluster.gpu.name}, for Accelerate 1.15.", *units,
                "The script's own: " + "; ".join(f"{n} = {getattr(plan, n)!r}" for n in SCRIPT) + "."]  # fmt: skip
-    if plan.param_dtype not in (None, "fp32") and plan.reduce_dtype not in (None, plan.param_dtype):
+    half = plan.param_dtype not in (None, "fp32")
+    if plan.api == "ddp" and half and (reduced := plan.reduce_dtype or plan.param_dtype) != state.model.dtype:
+        remarks.append(
+            f"Accelerate's DDP computes under autocast and reduces gradients in {state.model.dtype}, the dtype of the "
+            f"parameters; reduce_dtype is {reduced}."
+        )
+    if plan.api != "ddp" and half and plan.reduce_dtype not in (None, plan.param_dtype):
         remarks.append(
             f"Accelerate reduces gradients in {plan.param_dtype} unless the script gives its plugin a "
             f"mixed_precision_policy; reduce_dtype is {plan.reduce_dtype}."

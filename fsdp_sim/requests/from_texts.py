@@ -143,6 +143,8 @@ def _with_config(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     from_file = "model_file" in found | own  # it may have another dtype than the default
     usual = {} if from_file else {name: Model.__dataclass_fields__[name].default for name in of.dims}
     found |= {_option_of(name): text_of(value) for name, value in of.dims.items() if value != usual.get(name)}
+    if of.plan.get("api") == "ddp" and of.plan.get("reduce_dtype") == of.dims.get("dtype", "fp32"):
+        found["reduce_dtype"] = own.get(_option_of("dtype"), found["reduce_dtype"])  # that of parameters
     filled = ", ".join(of.filled)
     notes = [f"{path} is read as {of.package} does (format {of.format}).", *of.remarks]
     return found | own, [*notes, f"Defaults of {of.package} where the file is silent: {filled}."] if filled else notes

@@ -129,7 +129,8 @@ def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str
     if (api := fields.get("api", "fsdp2")) not in ("fsdp2", "fsdp1"):
         return {}, [
             f"Compute is in the dtype of the parameters: the request names none, and {api} has no policy of its own. "
-            f"param_dtype=bf16 is autocast, and what FSDP is given in its place."
+            f"param_dtype=bf16 computes in bf16 and reduces gradients in it; reduce_dtype=fp32 beside it is autocast, "
+            f"which leaves gradients in the dtype of the parameters."
         ]
     beside = " beside fp8" if fields.get("fp8") else " beside quantised weights" * bool(fields.get("base_quantization"))
     note = (

@@ -140,7 +140,8 @@ class Plan:
         limit_all_gathers: fsdp1, the rate limiter.
         sharding_strategy: fsdp1. HYBRID_SHARD takes its shard group from ``shard_size``.
         param_dtype: of gathers and compute (``MixedPrecisionPolicy``); None is the dtype of the parameters.
-        reduce_dtype: of the gradients' reduction; None is the dtype of the gradients (see ``torch``).
+        reduce_dtype: of the gradients' reduction; None is the dtype of the gradients (see ``torch``): of ddp that of
+            compute. Under autocast it is that of the parameters, ``fp32``.
         cpu_offload: shards, gradients and the optimizer live in the CPU's memory (``CPUOffloadPolicy``).
         activation_checkpointing: None keeps all activations; ``full`` keeps each block's input and computes the
             block again in backward; a number k does so for every k-th block. Names of operators

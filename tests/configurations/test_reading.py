@@ -15,6 +15,7 @@ from fsdp_sim.configurations.__main__ import table
 from fsdp_sim.forms import FormState, accelerate_yaml, plan_texts
 from fsdp_sim.forms.accelerate import SAID
 from fsdp_sim.requests import request_of_texts, resolve
+from fsdp_sim.timeline import Op
 
 HERE = Path(__file__).parent
 CASES = [
@@ -291,6 +292,17 @@ def test_the_page_has_the_table_that_the_command_prints():
     assert table() in (HERE.parents[1] / "docs" / "configurations.md").read_text()
 
 
+@pytest.mark.parametrize(("beside", "reduced"), [({}, "fp32"), ({"model_dtype": "bf16"}, "bf16")])
+def test_under_autocast_ddp_reduces_gradients_in_the_dtype_of_the_parameters(beside, reduced, tmp_path):
+    case = next(case for case in CASES if case["name"] == "accelerate: DDP, compiled")
+    texts = {"config": str(written(tmp_path, case)), "model": "gpt2-124m", "gpu": "A100"}
+
+    job = resolve(request_of_texts(texts | beside))
+
+    sent = {i.dtype for i in job.simulate().program.ops if i.op is Op.ALL_REDUCE}
+    assert (job.plan.param_dtype, sent) == ("bf16", {reduced})
+
+
 def test_options_beside_the_file_replace_what_it_says(tmp_path):
     case = next(case for case in CASES if case["name"].startswith("deepspeed: stage 2"))
     texts = {"config": str(written(tmp_path, case)), "model": "gpt2-124m", "gpu": "A100"}
@@ -308,7 +320,7 @@ def test_options_beside_the_file_replace_what_it_says(tmp_path):
         Plan(api="fsdp1", sharding_strategy="FULL_SHARD", forward_prefetch=True, cpu_offload=True),
         Plan(wrap="embed_block_head", param_dtype="bf16", reduce_dtype="bf16", activation_checkpointing="full"),
         Plan(wrap="embed_block_head", reshard_after_forward=False, shard_size=4, compile=True),
-        Plan(api="ddp", param_dtype="bf16"),
+        Plan(api="ddp", param_dtype="bf16", reduce_dtype="fp32"),
     ],
     ids=range(5),
 )
