@@ -13,7 +13,16 @@ from typing import Any
 from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys, Unread
 from fsdp_sim.configurations.kinds import Wrong, converted
-from fsdp_sim.configurations.said import Asked, Said, cluster_of, dtype_of
+from fsdp_sim.configurations.said import Asked, Said, cluster_of
+from fsdp_sim.configurations.torch_values import (
+    BACKWARD_PREFETCHES,
+    SHARDING_STRATEGIES,
+    arguments_of,
+    dtypes_of,
+    enum_of,
+    offloads,
+    wrap_of,
+)
 from fsdp_sim.words import did_you_mean
 
 PRECISIONS = {16: "16-mixed", "bf16": "bf16-mixed", 32: "32-true"}
@@ -30,8 +39,6 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # the registries of strategies
     ),
 }  # fmt: skip
 STRATEGIES = {"FSDPStrategy", "ModelParallelStrategy", "DDPStrategy", "DeepSpeedStrategy"}
-SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST")
 
 
 def read(keys: Keys, asked: Asked) -> Said:
@@ -109,22 +116,15 @@ def _count(devices: Any) -> int:
 
 def _fsdp(keys: Keys, asked: Asked, half: str | None) -> dict[str, Any]:
     at = "FSDPStrategy"
-    strategy = _enum(keys, f"{at}.sharding_strategy", SHARDING)
+    strategy = enum_of(keys, f"{at}.sharding_strategy", SHARDING_STRATEGIES)
     plan: dict[str, Any] = {
         "api": "fsdp1", "sharding_strategy": strategy, "param_dtype": half, "reduce_dtype": half,
-        "wrap": _wrap(keys), "forward_prefetch": keys[f"{at}.forward_prefetch"],
+        "wrap": wrap_of(keys, f"{at}.auto_wrap_policy"), "forward_prefetch": keys[f"{at}.forward_prefetch"],
         "limit_all_gathers": keys[f"{at}.limit_all_gathers"], "backward_prefetch": _prefetch(keys),
     }  # fmt: skip
-    offload = keys[f"{at}.cpu_offload"]
-    plan["cpu_offload"] = offload
-    if isinstance(offload, Mapping):  # torch's CPUOffload
-        plan["cpu_offload"] = bool(_arguments(offload).get("offload_params", offload.get("arg0", False)))
-    if (mixed := keys[f"{at}.mixed_precision"]) is not None:
-        arguments = _arguments(mixed)
-        for field in ("param_dtype", "reduce_dtype"):
-            value = arguments.get(field)
-            plan[field] = None if value is None else _dtype(keys, f"{at}.mixed_precision", value)
-        plan["reduce_dtype"] = plan["reduce_dtype"] or plan["param_dtype"]
+    plan["cpu_offload"] = offloads(keys[f"{at}.cpu_offload"])
+    if f"{at}.mixed_precision" in keys:
+        plan |= dtypes_of(keys, f"{at}.mixed_precision")
     if f"{at}.activation_checkpointing_policy" in keys or f"{at}.activation_checkpointing" in keys:
         _ = keys[f"{at}.activation_checkpointing_policy"], keys[f"{at}.activation_checkpointing"]
         plan["activation_checkpointing"] = "full"
@@ -149,52 +149,7 @@ def _prefetch(keys: Keys) -> str:
     if dotted in keys.given and keys.given[dotted] is None:
         keys.read.append(dotted)
         return "none"
-    return _enum(keys, dotted, PREFETCH)
-
-
-def _enum(keys: Keys, dotted: str, names: tuple[str, ...]) -> str:
-    """A member of one of torch's enums, as a text or as ``ShardingStrategy.FULL_SHARD``."""
-    value = keys[dotted].rpartition(".")[2].upper()
-    if value not in names:
-        raise keys.wrong(dotted, keys[dotted], " or ".join(map(repr, names)))
-    return str(value)
-
-
-def _arguments(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a class is given, in YAML or in Python."""
-    inner = value.get("init_args", value)
-    return inner if isinstance(inner, Mapping) else value
-
-
-def _dtype(keys: Keys, dotted: str, value: Any) -> str:
-    try:
-        return dtype_of(str(value))
-    except ValueError:
-        raise keys.wrong(dotted, value, "torch.float32, torch.bfloat16 or torch.float16") from None
-
-
-def _wrap(keys: Keys) -> str | int:
-    dotted = "FSDPStrategy.auto_wrap_policy"
-    policy = keys[dotted]
-    if policy is None:
-        keys.remarks.append(f"{keys.file} has no auto_wrap_policy: the whole model is one unit.")
-        return "root"
-    if not isinstance(policy, Mapping):
-        keys.remarks.append(f"{', '.join(policy)} of {keys.file} is taken to be the model's block.")
-        return "block"
-    arguments = _arguments(policy)
-    named = " ".join(str(value) for value in (policy.get("class_path"), policy.get("call"), policy.get("arg0")))
-    if "size_based_auto_wrap_policy" in named:
-        least = arguments.get("min_num_params", 100_000_000)
-        try:
-            return int(converted("whole>=1", least))
-        except Wrong:
-            raise keys.wrong(dotted, least, "a whole number >= 1") from None
-    if "transformer_auto_wrap_policy" in named or "ModuleWrapPolicy" in named:
-        keys.remarks.append(f"What auto_wrap_policy of {keys.file} names is taken to be the model's block.")
-        return "block"
-    policies = "a set of classes, transformer_auto_wrap_policy, ModuleWrapPolicy or size_based_auto_wrap_policy"
-    raise keys.wrong(dotted, named, policies)
+    return enum_of(keys, dotted, BACKWARD_PREFETCHES)
 
 
 def _model_parallel(keys: Keys, asked: Asked, said: Said, precision: str) -> dict[str, Any]:
@@ -249,7 +204,7 @@ def _clipping(keys: Keys, strategy: str) -> dict[str, Any]:
 def _batch(keys: Keys) -> dict[str, int]:
     """The batch of a loader, where the data's arguments have one of that name."""
     table = keys["data"]
-    inner = _arguments(table) if table else {}
+    inner = arguments_of(table) if table else {}
     for name in ("micro_batch_size", "batch_size"):
         if name in inner:
             try:
