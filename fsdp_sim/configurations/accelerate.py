@@ -10,8 +10,15 @@ from typing import Any
 
 from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.plugin import STRATEGIES, Plugin, plan_of_accumulation, plan_of_plugin
-from fsdp_sim.configurations.said import Asked, Said, cluster_of, need_gpus
+from fsdp_sim.configurations.plugin import (
+    STRATEGIES,
+    Plugin,
+    compiled,
+    plan_of_accumulation,
+    plan_of_mesh,
+    plan_of_plugin,
+)
+from fsdp_sim.configurations.said import Asked, Said, cluster_of
 
 SECTION = "fsdp_config"
 
@@ -29,7 +36,7 @@ def read(keys: Keys, asked: Asked) -> Said:
         said.plan = _zero(keys, asked, said, mixed)
     elif way == "FSDP":
         said.plan = plan_of_plugin(_plugin(keys, mixed), keys, asked, said.cluster)
-        said.plan |= _mesh(keys, asked, said)
+        said.plan |= plan_of_mesh(keys, "parallelism_config", asked, said)
     else:
         said.plan = {"api": "ddp", "param_dtype": None if mixed == "no" else mixed}
     if way != "DEEPSPEED":
@@ -70,27 +77,9 @@ def _reshard(keys: Keys) -> bool:
     return value
 
 
-def _mesh(keys: Keys, asked: Asked, said: Said) -> dict[str, int]:
-    """HSDP, of FSDP2."""
-    if not any(keys.below("parallelism_config")):
-        return {}
-    if said.plan["api"] != "fsdp2":
-        raise ValueError(f"{keys.where}: parallelism_config goes with fsdp_version 2 alone; leave it out")
-    replicas, shards = (keys[f"parallelism_config.dp_{what}_size"] for what in ("replicate", "shard"))
-    gpus = need_gpus(keys, asked, said.cluster, "whether parallelism_config fits")
-    if replicas * shards != gpus and "shard_size" not in asked.given:
-        raise ValueError(
-            f"{keys.where}: parallelism_config has {replicas} replicas of {shards} shards, and there are {gpus} GPUs; "
-            f"their product must be {gpus}"
-        )
-    return {"shard_size": shards} if replicas > 1 else {}
-
-
 def _compiled(keys: Keys) -> bool:
     backend = keys["dynamo_backend"] if "dynamo_backend" in keys else keys["dynamo_config.backend"]
-    if backend == "INDUCTOR" and not keys["dynamo_config.use_regional_compilation"]:
-        keys.remarks.append(f"{keys.file} compiles the whole model; here each block is compiled.")
-    return bool(backend == "INDUCTOR")
+    return compiled(keys, backend == "INDUCTOR", keys["dynamo_config.use_regional_compilation"])
 
 
 def _zero(keys: Keys, asked: Asked, said: Said, mixed: str) -> dict[str, Any]:

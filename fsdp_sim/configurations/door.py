@@ -9,6 +9,7 @@ from typing import Any
 
 from fsdp_sim.configurations import (
     accelerate,
+    accelerator,
     axolotl,
     deepspeed,
     lightning,
@@ -37,6 +38,7 @@ FORMATS: dict[str, Callable[[Keys, Asked], Said]] = {
     "torchtune": torchtune.read,
     "lightning": lightning.read,
     "verl": verl.read,
+    "accelerator": accelerator.read,
 }
 """By name, in the order in which a file is tried: the reader of the keys in ``<name>.toml``."""
 UNSAID = ("micro_batch", "seq_len", "grad_accum", "optimizer", "activation_checkpointing")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.said import Asked
+from fsdp_sim.configurations.said import Asked, Said, need_gpus
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP_SHARDING_STRATEGY
 OURS = {"HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2"}
@@ -31,6 +31,7 @@ class Plugin(NamedTuple):
     limit_all_gathers: bool = True
     activation_checkpointing: bool = False
     activation_checkpointing_offload: bool = False
+    classes: str = "transformer_layer_cls_to_wrap"  # the key that names what is wrapped
 
 
 def plan_of_plugin(plugin: Plugin, keys: Keys, asked: Asked, cluster: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +70,33 @@ def plan_of_plugin(plugin: Plugin, keys: Keys, asked: Asked, cluster: dict[str, 
     return plan
 
 
+def plan_of_mesh(keys: Keys, section: str, asked: Asked, said: Said) -> dict[str, int]:
+    """HSDP, of FSDP2: `ParallelismConfig`.
+
+    Raises:
+        ValueError: it is not FSDP2, or not as many GPUs as there are.
+    """
+    if not any(keys.below(section)):
+        return {}
+    if said.plan["api"] != "fsdp2":
+        raise ValueError(f"{keys.where}: {section} goes with fsdp_version 2 alone; leave it out")
+    replicas, shards = (keys[f"{section}.dp_{what}_size"] for what in ("replicate", "shard"))
+    gpus = need_gpus(keys, asked, said.cluster, f"whether {section} fits")
+    if replicas * shards != gpus and "shard_size" not in asked.given:
+        raise ValueError(
+            f"{keys.where}: {section} has {replicas} replicas of {shards} shards, and there are {gpus} GPUs; "
+            f"their product must be {gpus}"
+        )
+    return {"shard_size": shards} if replicas > 1 else {}
+
+
+def compiled(keys: Keys, inductor: bool, by_region: bool) -> bool:
+    """Whether blocks are compiled."""
+    if inductor and not by_region:
+        keys.remarks.append(f"{keys.file} compiles the whole model; here each block is compiled.")
+    return inductor
+
+
 def plan_of_accumulation(keys: Keys, asked: Asked, api: str, steps: int, each: bool = False) -> dict[str, Any]:
     """When gradients are reduced: `Accelerator.accumulate` and transformers' loop have all micro-batches but the last
     under ``no_sync``.
@@ -82,7 +110,7 @@ def plan_of_accumulation(keys: Keys, asked: Asked, api: str, steps: int, each: b
     if api != "ddp" and "requires_gradient_sync" not in asked.given:
         keys.remarks.append(
             f"Accelerate reduces gradients with the last micro-batch alone (no_sync), and until then each GPU holds "
-            f"them whole; sync_each_batch=True beside {keys.file} would reduce them with each."
+            f"them whole; its sync_each_batch=True would reduce them with each."
         )
     return {"requires_gradient_sync": "last"}
 
@@ -90,7 +118,7 @@ def plan_of_accumulation(keys: Keys, asked: Asked, api: str, steps: int, each: b
 def _wrap(plugin: Plugin, keys: Keys) -> str | int:
     blocks = "embed_block_head" if plugin.fsdp_version == 2 else "block"
     if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
-        named = keys[f"{plugin.section}.transformer_layer_cls_to_wrap"]
+        named = keys[f"{plugin.section}.{plugin.classes}"]
         if named:
             keys.remarks.append(f"{', '.join(named)} of {keys.file} is taken to be the model's block.")
         return blocks

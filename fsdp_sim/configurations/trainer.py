@@ -31,6 +31,11 @@ def read(keys: Keys, asked: Asked) -> Said:
     plan = plan_of_arguments(keys, asked, {}) | plan_of_calls(keys)
     if keys["use_liger_kernel"]:
         plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", 1024))
+    return said_with_model(keys, plan)
+
+
+def said_with_model(keys: Keys, plan: dict[str, Any]) -> Said:
+    """A plan, and the model that the file or its script loads."""
     said = Said(plan=plan, model=keys["model_name_or_path"])
     if _says_dtype(keys):
         said.dims = dims_of(keys, plan, dtype_of(keys["dtype"]))

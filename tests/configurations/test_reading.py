@@ -102,6 +102,7 @@ def test_what_a_format_has_by_default_is_a_value_that_it_takes(format):
 
 ACCELERATE = "distributed_type: FSDP\nnum_processes: 8\n"
 LORA = "base_model: x\nadapter: lora\nlora_r: 8\nlora_target_modules: "
+PLUGIN = "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin("
 WRONG = [
     ("a.yaml", ACCELERATE + "mixed_precison: bf16\n", "has no key mixed_precison; did you mean mixed_precision?"),
     ("a.yaml", ACCELERATE + "fsdp_config: {fsdp_offload_parms: true}\n", "did you mean fsdp_offload_params?"),
@@ -143,6 +144,10 @@ WRONG = [
     ("a.yaml", LORA + "'(.*)*q_proj'", "this expression is not read"),
     ("a.py", "TrainingArguments()\nLoraConfig(target_module=[])", "did you mean target_modules?"),
     ("a.py", "LoraConfig(r=8)", "calls nothing that is read"),
+    ("a.py", PLUGIN + "reshard_after_forward=True))", "with fsdp_version 1; write sharding_strategy, or fsdp_version=2"),
+    ("a.py", PLUGIN + "fsdp_version=2, forward_prefetch=True))", "Accelerate refuses it with fsdp_version 2"),
+    ("a.py", "Accelerator(fsdp_plugin=make())", "it must be a FullyShardedDataParallelPlugin that this file calls"),
+    ("a.py", "Accelerator()\nFullyShardedDataParallelPlugin()", "does not give it to Accelerator; write fsdp_plugin="),
     ("a.py", "TrainingArguments(bf16=int(env('B')))", "line 1: bf16 is int(env('B')), which only running the program"),
     ("a.yaml", "distributed_type: FSDP\nnum_processes: ${WORLD_SIZE}", "which only running the program would tell"),
     ("a.yaml", "a: 1\n---\nb: 2", "it holds 2 documents"),
