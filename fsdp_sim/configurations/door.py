@@ -107,7 +107,7 @@ def read(
         format = format or format_of(tree, where)
     schema = schema_of(format)
     named = variables(text) if schema.interpolates else ()
-    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named)
+    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named, given or ())
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
     if said.plan.get("api") == "ddp" and said.plan.get("param_dtype"):
         # Under autocast a gradient has the dtype of its parameter, and DDP reduces gradients as they are

@@ -46,12 +46,14 @@ class Key(NamedTuple):
         takes: kinds and words, with `` | `` between them; empty for a key that stands beside the step.
         default: where it is not given; None has no default to speak of.
         only: it is not read: it must be what ``takes`` lists, and ``why`` says why.
+        option: the field of `Plan` that says the same, and may in place of what only running the program would tell.
     """
 
     takes: str = ""
     default: Any = None
     only: bool = False
     why: str = ""
+    option: str = ""
 
 
 class Schema(NamedTuple):
@@ -143,7 +145,10 @@ class Keys:
         others: keys at the top that the package does not have, of a file that it shares with a script.
     """
 
-    def __init__(self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = ()) -> None:
+    def __init__(
+        self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = (),
+        options: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self.schema, self.where, self.file = schema, where, PurePath(where).name
         self.defaults: dict[str, Any] = {}
         self.read: list[str] = []
@@ -152,7 +157,7 @@ class Keys:
         self.sections: set[str] = set()
         self.others: dict[str, Any] = {}
         self._checked: list[str] = []
-        self._variables = variables
+        self._variables, self._options = variables, options
         self._is_shared = schema.shared in tree and not where.endswith(".py")
         self.add(TOP, tree)
         if self.others:
@@ -216,8 +221,12 @@ class Keys:
         self.given[dotted] = value
         if value is None or not key.takes:
             return
+        if isinstance(value, Unread) and key.option in self._options:
+            self.given[dotted] = converted(key.takes, key.default)  # which the option replaces
+            return
         if isinstance(value, Unread) and key.takes != "any":
-            raise self._unread(dotted, value, in_words(key.takes))
+            beside = f", or give --{key.option.replace('_', '-')}" * bool(key.option)
+            raise self._unread(dotted, value, in_words(key.takes) + beside)
         try:
             self.given[dotted] = converted(key.takes, value)
         except Wrong:

@@ -109,8 +109,8 @@ def plan_of_accumulation(keys: Keys, asked: Asked, api: str, steps: int, each: b
         return {}
     if api != "ddp" and "requires_gradient_sync" not in asked.given:
         keys.remarks.append(
-            f"Accelerate reduces gradients with the last micro-batch alone (no_sync), and until then each GPU holds "
-            f"them whole; its sync_each_batch=True would reduce them with each."
+            "Accelerate reduces gradients with the last micro-batch alone (no_sync), and until then each GPU holds "
+            "them whole; its sync_each_batch=True would reduce them with each."
         )
     return {"requires_gradient_sync": "last"}
 

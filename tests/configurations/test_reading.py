@@ -144,7 +144,7 @@ WRONG = [
     ("a.yaml", LORA + "'(.*)*q_proj'", "this expression is not read"),
     ("a.py", "TrainingArguments()\nLoraConfig(target_module=[])", "did you mean target_modules?"),
     ("a.py", "LoraConfig(r=8)", "calls nothing that is read"),
-    ("a.py", PLUGIN + "reshard_after_forward=True))", "with fsdp_version 1; write sharding_strategy, or fsdp_version=2"),
+    ("a.py", PLUGIN + "reshard_after_forward=True))", "with fsdp_version 1; write sharding_strategy"),
     ("a.py", PLUGIN + "fsdp_version=2, forward_prefetch=True))", "Accelerate refuses it with fsdp_version 2"),
     ("a.py", "Accelerator(fsdp_plugin=make())", "it must be a FullyShardedDataParallelPlugin that this file calls"),
     ("a.py", "Accelerator()\nFullyShardedDataParallelPlugin()", "does not give it to Accelerator; write fsdp_plugin="),
@@ -220,6 +220,14 @@ def test_what_is_odd_and_legal_is_read_as_it_stands(file, text, field, value, tm
     (tmp_path / file).write_bytes(text.encode())
 
     assert read(tmp_path / file, gpus=8).plan[field] == value
+
+
+def test_an_option_stands_in_for_what_only_running_the_script_would_tell(tmp_path):
+    (tmp_path / "a.py").write_text("TrainingArguments('o', per_device_train_batch_size=args.batch)")
+
+    with pytest.raises(ValueError, match="write its value: a whole number >= 1, or give --micro-batch"):
+        read(tmp_path / "a.py")
+    assert "micro_batch" in read(tmp_path / "a.py", given={"micro_batch": 4}).plan
 
 
 def test_a_python_file_is_never_run(tmp_path):
