@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -322,8 +322,9 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            own = {name for param in self.params for name in param.opts}
             called = called_here(error.option_name.lstrip("-"))
-            fail(_no_such_option(error.option_name, called) if called else error.format_message(), asked_for_json)
+            fail(_no_such_option(error.option_name, called, own) or error.format_message(), asked_for_json)
         except click.UsageError as error:
             fail(error.format_message(), asked_for_json)
 
@@ -336,15 +337,18 @@ class Command(click.Command):
             fail(str(error), bool(ctx.params.get("as_json")))
 
 
-def _no_such_option(name: str, called: str) -> str:
-    """The sentence about an option that other software has."""
+def _no_such_option(name: str, called: str, own: Collection[str]) -> str:
+    """The sentence about an option that other software has; empty if it has none, or the command has not ours."""
     owner, _, field = called.partition(".")
+    if not called:
+        return ""
     if not field:
         return f"there is no option {name}; {owner}"
     key, comma, remark = field.partition(",")
     option_of = {ALIASES.get(o[2:].replace("-", "_"), o[2:].replace("-", "_")): o for _, o, *_ in SHARED}
     pair = f"--{'dim' if owner == 'Model' else 'plan'} {key}=VALUE"
-    return f"there is no option {name}; did you mean {option_of.get(key, pair)}{comma}{remark}?"
+    option = option_of.get(key, pair)
+    return f"there is no option {name}; did you mean {option}{comma}{remark}?" if option.split()[0] in own else ""
 
 
 def fail(message: str, as_json: bool) -> NoReturn:

@@ -167,6 +167,13 @@ def limit_all_gathers_off(of: Given) -> Iterator[Trap]:
         yield Trap("limit_all_gathers is off", of.key("limit_all_gathers"), {"limit_all_gathers": True})
 
 
+def gradients_kept_whole(of: Given) -> Iterator[Trap]:
+    if of.plan.get("api") in SHARDED and of.plan.get("requires_gradient_sync") == "last":
+        key = of.key("gradient_accumulation_steps", "num_steps")
+        yield Trap(f"of {of.plan.get('grad_accum')} micro-batches the last alone reduces gradients", key,
+                   {"requires_gradient_sync": True})  # fmt: skip
+
+
 def compile_flat_parameters(of: Given) -> Iterator[Trap]:
     given = of.key("use_orig_params")
     if of.plan.get("api") == "fsdp1" and of.plan.get("compile") and given and not _is_true(of.value("use_orig_params")):

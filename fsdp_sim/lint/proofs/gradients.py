@@ -42,6 +42,25 @@ def gradient_sync_left_off() -> Shown:
     return Shown(not trap and fix, f"the shards have gradients: {trap}", f"{fix}")
 
 
+def gradients_kept_whole() -> Shown:
+    """After a micro-batch that is not the last one: how much of a gradient a rank keeps."""
+
+    def kept(each: bool) -> tuple[int, int]:
+        model = fsdp2(Toy())
+        model.set_requires_gradient_sync(each)
+        model(own_tokens()).sum().backward()
+        params = model._get_fsdp_state()._fsdp_param_group.fsdp_params
+        whole = [p.unsharded_param.grad.numel() for p in params if p.unsharded_param.grad is not None]
+        shards = [p.grad.to_local().numel() for p in model.parameters() if p.grad is not None]
+        return sum(whole), sum(shards)
+
+    trap, fix = kept(False), kept(True)
+    return Shown(
+        trap[0] > 0 and trap[1] == 0 and fix[0] == 0 and fix[1] > 0,
+        f"{trap[0]} elements of whole gradients, {trap[1]} of shards", f"{fix[0]} and {fix[1]}",
+    )  # fmt: skip
+
+
 def plain_grad_scaler() -> Shown:
     def scales(sharded: bool) -> list[float]:
         model = fsdp1(Toy())
