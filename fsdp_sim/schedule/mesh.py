@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdp_sim.schedule.unit import Param, Unit, padded_numel
 from fsdp_sim.spec import DTYPE_BYTES, Plan
@@ -53,6 +53,10 @@ class Mesh:
         """
         return self.expert_parallel > 1 and self.shards > param.shape[0] // self.expert_parallel
 
+    def cuts(self, param: Param) -> bool:
+        """Whether FSDP can: it pads dimension 0, and no other."""
+        return not self.by_columns(param) or (len(param.shape) > 1 and param.shape[1] % self.shards == 0)
+
 
 def mesh_of(plan: Plan, world_size: int) -> Mesh:
     """The groups that a plan makes of so many ranks, for all but experts.
@@ -97,10 +101,23 @@ def mesh_of_unit(unit: Unit, mesh: Mesh, plan: Plan) -> Mesh:
                 f"Plan.expert_parallel is {plan.expert_parallel}, which does not divide the {p.shape[0]} experts of "
                 f"{p.name!r} in unit {unit.name}; take a divisor"
             )
-        if experts.by_columns(p) and (len(p.shape) == 1 or p.shape[1] % experts.shards):
+        if not experts.cuts(p):
+            own = p.shape[0] // plan.expert_parallel
+            of = f"parameter {p.name!r} of unit {unit.name}"
             raise ValueError(
-                f"parameter {p.name!r} of unit {unit.name} has {p.shape[0] // plan.expert_parallel} experts on each "
-                f"rank, so that FSDP cuts it along dimension 1 among {experts.shards} ranks; that must divide it, and "
-                f"its shape is {p.shape}: take a larger expert_parallel"
+                f"{of} has {own} expert{'s' * (own > 1)} on each rank, so that FSDP "
+                f"cuts it along dimension 1 among {experts.shards} ranks; that must divide it, and its shape is "
+                f"{p.shape}: {_remedy(p, mesh, plan)}"
             )
     return experts
+
+
+def _remedy(param: Param, mesh: Mesh, plan: Plan) -> str:
+    """What else the ranks of a shard group can do with a parameter of experts that they cannot cut."""
+    groups = [n for n in range(1, mesh.shards + 1) if mesh.shards % n == 0]
+    more = [n for n in groups if param.shape[0] % n == 0 and n > plan.expert_parallel]
+    if ranks := next((n for n in more if mesh.of_experts(n).cuts(param)), None):
+        return f"take a larger expert_parallel, such as {ranks}"
+    fewer = [n for n in groups if n % plan.expert_parallel == 0]  # at worst one rank for each part of the experts
+    shards = max(n for n in fewer if replace(mesh, shards=n).of_experts(plan.expert_parallel).cuts(param))
+    return f"take a smaller shard_size, such as {shards}"

@@ -108,6 +108,23 @@ def test_a_rank_keeps_its_part_of_its_experts(shape, of_rank):
 
 
 @pytest.mark.parametrize(
+    ("ranks", "shape", "expert_parallel", "remedy"),
+    [(24, (8, 4, 4), 8, {"shard_size": 8}), (24, (8, 4, 4), 2, {"shard_size": 8}),
+     (48, (16, 6, 4), 4, {"expert_parallel": 8})],
+)  # fmt: skip
+def test_what_is_advised_where_ranks_cannot_cut_the_experts_can_be_built(ranks, shape, expert_parallel, remedy):
+    experts = Unit("layers.0.experts", (Param("up", shape),), exchange=Exchange(bytes=64, needed_by="layers.0.sum"))
+    block = Unit("layers.0", (Param("w", (4, 4)),), ("layers.0", ..., "layers.0.sum"))
+    units = (*toy(0), block, experts)
+    plan = Plan(expert_parallel=expert_parallel)
+    ((name, value),) = remedy.items()
+
+    with pytest.raises(ValueError, match=f"cuts it along dimension 1 .* {name}, such as {value}$"):
+        build(units, plan, ranks)
+    build(units, replace(plan, **remedy), ranks)
+
+
+@pytest.mark.parametrize(
     ("plan", "message"),
     [
         (Plan(expert_parallel=8), "expert_parallel is 8, which does not divide the 4 ranks of a shard group"),
