@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ def _link_field(kind: str) -> Any:
 
 
 class GroupSpan(NamedTuple):
-    """How a group of ranks is spread: over how many nodes, and how many of its ranks are on the fullest one."""
+    """How a group of ranks is spread: over how many nodes, and how many of its ranks are on the one with the fewest,
+    whose cards carry all that its rings send on."""
 
     nodes: int
     ranks_per_node: int
@@ -185,7 +187,8 @@ class Cluster:
         ]
 
     def spans(self, group_size: int, stride: int = 1) -> GroupSpan:
-        """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest.
+        """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest,
+        and of these the one with the fewest ranks on a node.
 
         A shard group is consecutive ranks (stride 1); a replicate group of HSDP takes one rank of each shard group
         (its stride is the shard size).
@@ -262,12 +265,18 @@ def _is_catalogued(value: Gpu) -> bool:
 @functools.cache
 def _span(gpus: int, node_size: int, group_size: int, stride: int) -> GroupSpan:
     reach = (group_size - 1) * stride
-    nodes = 1
-    for start in range(0, gpus, group_size * stride):
-        for first in range(start, start + stride):
-            over = group_size if stride >= node_size else (first + reach) // node_size - first // node_size + 1
-            nodes = max(nodes, over)
-    return GroupSpan(nodes, -(-group_size // nodes))
+    starts = {  # groups that start at the same place of a node lie alike
+        first % node_size
+        for block in range(0, gpus, group_size * stride)
+        for first in range(block, block + min(stride, node_size))
+    }
+    if reach < node_size and all(start + reach < node_size for start in starts):
+        return GroupSpan(1, group_size)
+    found = []
+    for start in starts:
+        in_node = Counter(rank // node_size for rank in range(start, start + reach + 1, stride))
+        found.append(GroupSpan(len(in_node), min(in_node.values())))
+    return max(found, key=lambda span: (span.nodes, -span.ranks_per_node))
 
 
 _TITLE = """# A cluster, for `fsdp-sim simulate --cluster FILE` and `Cluster.from_file`.

@@ -128,8 +128,10 @@ def test_where_shard_groups_and_replicate_groups_lie(group_size, stride, nodes, 
 
 
 def test_of_groups_that_lie_differently_the_most_spread_counts():
-    # Groups of 6 on nodes of 8: ranks 0 to 5 share a node, ranks 6 to 11 do not.
-    assert Cluster("H100", gpus=24).spans(6) == (2, 3)
+    # Groups of 6 on nodes of 8: ranks 0 to 5 share a node, of ranks 6 to 11 two are on one and four on the next.
+    assert Cluster("H100", gpus=24).spans(6) == (2, 2)
+    # Of 12 eight and four: of one node only the cards of four carry what a ring sends on.
+    assert Cluster("H100", gpus=24).spans(12) == (2, 4)
 
 
 def test_groups_that_do_not_fill_the_cluster_are_refused():
