@@ -129,9 +129,9 @@ def tune(
         found = search(
             job.dimensions, job.cluster, job.plan, vary=_varied(vary, job.plan.api), hold=hold, allow=allow,
             global_batch=global_batch, on_simulated=report,
-            memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30,
+            memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30, **job.options,
         )  # fmt: skip
-    notes = job.notes_of(simulate(job.model, job.cluster, found.start.plan))
+    notes = job.notes_of(simulate(job.model, job.cluster, found.start.plan, **job.options))
     if found.sim is not None:  # what is unverified of the plan that was found, such as offload
         known = {*notes, *found.sim.without_effect.values()}
         notes += [note for note in found.sim.notes if note not in known]

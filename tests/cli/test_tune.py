@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fsdp_sim import Cluster
 from tests.cli.commands import call
 
 ASKED = ("--model", "gpt2-124m", "--gpu", "A100", "--gpus", "8", "--global-batch", "64")
@@ -23,6 +24,18 @@ def test_the_best_plan_is_one_that_simulate_predicts_the_same():
     words = " ".join(call("tune", *ASKED, *FEW).output.split())
     assert "What each change is worth" in words
     assert found["state"].split("micro_batch")[0] in words
+
+
+def test_the_numbers_of_an_own_node_hold_for_every_plan(tmp_path):
+    path = str(tmp_path / "node.toml")
+    Cluster("A100", gpus=8).to_file(path)
+    with open(path, "a") as file:
+        file.write("\n[calibration]\nstep_s = 0.3\n")
+
+    asked = ("--model", "gpt2-124m", "--cluster", path, "--vary", "compile=false,true")
+    found = json.loads(call("tune", *asked, "--json").stdout)
+
+    assert found["best"]["step_time_s"] > 0.3
 
 
 def test_a_form_alone_can_be_printed():
