@@ -35,7 +35,6 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.distributed.utils import _apply_to_tensors
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -43,6 +42,7 @@ from fsdp_sim import mini
 from fsdp_sim.measure import recording_fsdp1
 from fsdp_sim.measure.recording_operators import Operators, Patches
 from fsdp_sim.measure.recording_streams import Device, Log, name_streams
+from fsdp_sim.measure.trace_segment import tensors_anywhere
 from fsdp_sim.schedule import Kind
 from fsdp_sim.timeline import Lane
 
@@ -145,12 +145,9 @@ class ProgramRecorder:
                     seen.add(backward)
                     self.op(f"BWD {name}")
 
-            def hook(tensor: torch.Tensor) -> torch.Tensor:
+            for tensor in tensors_anywhere(output):
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(begins)  # after the tensor's own hooks, FSDP's pre-backward
-                return tensor
-
-            _apply_to_tensors(hook, output)
 
         forward = module.register_forward_pre_hook(lambda *_: self.op(f"FWD {name}"))  # FSDP prepends its own
         self._cleanup.callback(forward.remove)

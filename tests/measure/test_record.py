@@ -423,3 +423,25 @@ def test_torch_is_left_as_it_was_after_an_exception():
     assert isinstance(models[0], FSDPModule)
     assert [hook for hook in models[0][1]._forward_hooks.values() if hook is not fail] == []
     assert record(train()) == record(train())
+
+
+class Pair(tuple):
+    """An output of a class that is made in its own way."""
+
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
+def test_an_output_of_a_class_of_its_own_is_watched():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return Pair(super().forward(x), None)
+
+    def run(recorder):
+        model = nn.Sequential(Two(4, 4))
+        recorder.watch(model[0], "0")
+        out, _ = model(torch.ones(2, 4))
+        out.sum().backward()
+        return model
+
+    assert [line.split()[-2] for line in record(run, world_size=2) if "WD 0" in line] == ["FWD", "BWD"]
