@@ -218,6 +218,21 @@ def test_a_checkpoint_costs_its_bytes_at_the_rate_of_the_storage_shared_out_amon
     assert late == pytest.approx(shard / 0.5e9 - plain.step_time_s, rel=0.1)  # written slower than it comes
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "fields", "is_said"),
+    [
+        ("4090", 4, {"activation_offload": "streams"}, True),
+        ("4090", 1, {"activation_offload": "streams"}, False),
+        ("4090", 4, {}, False),
+        ("A100", 4, {"cpu_offload": True}, False),
+    ],
+    ids=["one link", "one GPU", "no copies", "NVLink"],
+)
+def test_that_copies_and_collectives_share_a_link_is_said(gpu: str, gpus: int, fields: dict, is_said: bool) -> None:
+    sim = simulate("gpt2-124m", Cluster(gpu, gpus=gpus), Plan(param_dtype="bf16", **fields))
+    assert any("take the same PCIe" in note for note in sim.notes) is is_said
+
+
 def test_tf32_is_for_fp32_on_gpus_that_have_it() -> None:
     plan = Plan(micro_batch=2, seq_len=512)
     tf32 = replace(plan, float32_matmul_precision="high")

@@ -28,7 +28,7 @@ def remarks(model: Model | None, workload: Workload, cluster: Cluster, plan: Pla
         model: as it was asked for; None where a module was traced.
     """
     said = [stack_remark(plan.stack)] if stack_remark(plan.stack) else []
-    said += _of_the_host(cluster, plan) + _of_dtypes(workload, cluster, plan)
+    said += _of_the_host(cluster, plan) + _of_one_link(cluster, plan) + _of_dtypes(workload, cluster, plan)
     said += [
         f"Plan.{name}=False: {what}. Its time and memory are simulated, but it does not train what a step should; give "
         f"'last' or True."
@@ -59,6 +59,18 @@ def _of_the_host(cluster: Cluster, plan: Plan) -> list[str]:
         f"Of the CPUs this is unverified: that their memory moves at most {share} for each GPU of a node "
         f"(host_memory_gb_per_s is the node's) and the optimizer gets 40% of that. It takes all cores, shared out "
         f"among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
+    ]
+
+
+def _of_one_link(cluster: Cluster, plan: Plan) -> list[str]:
+    """Where GPUs have no link but that to their CPU, collectives and copies are in each other's way."""
+    inside, local = cluster.intra_link, min(cluster.gpus, cluster.node_size)
+    pcie = inside.family == "pcie" or (inside.reach is not None and local > inside.reach)
+    if cluster.kind != "gpu" or local == 1 or not pcie or not (plan.cpu_offload or plan.activation_offload):
+        return []
+    return [
+        "Copies to the CPU's memory and collectives inside a node take the same PCIe here. They are simulated as if "
+        "each had it alone, so that where both run at once the step takes longer than this."
     ]
 
 
