@@ -29,7 +29,7 @@ class Waits(list[Wait]):
 
     @property
     def cost(self) -> str:
-        times = "" if len(self) == 1 else f", {len(self)} times"
+        times = "" if len(self) == 1 else f", {len(self):,} times"
         return f"{human_ms(self.seconds)}{times}"
 
     @property
@@ -167,9 +167,6 @@ def collective_sentence(
 # -- one sentence per culprit
 
 SAID = {  # where it says no more than what was waited for, how long, and where most
-    Culprit.FIRST_ALL_GATHER: (
-        "Forward cannot begin before {0.ons} arrives, and has nothing to compute meanwhile: {0.cost}."
-    ),
     Culprit.LAST_ALL_GATHERS: (
         "The updated parameters are gathered ({0.ons}) when nothing is left to compute: {0.cost}."
     ),
@@ -215,6 +212,11 @@ SAID = {  # where it says no more than what was waited for, how long, and where 
 }  # fmt: skip
 
 
+def _first_all_gather(waits: Waits, found: StepObservation) -> str:
+    arrive = "arrive" if len({wait.on.label for wait in waits if wait.on}) > 1 else "arrives"
+    return f"Forward cannot begin before {waits.ons} {arrive}, and has nothing to compute meanwhile: {waits.cost}."
+
+
 def _last_reductions(waits: Waits, found: StepObservation) -> str:
     begin_s, end_s = min(w.start_s for w in waits), max(w.end_s for w in waits)
     queued = [e for e in found.events if e.op in REDUCTIONS and begin_s < e.end_s and e.start_s < end_s]
@@ -245,7 +247,7 @@ def _launches(waits: Waits, found: StepObservation) -> str:
     assert worst.waiting is not None
     return (
         f"Inside operations the device had run all kernels that were launched before the CPU had launched the next: "
-        f"{human_ms(waits.seconds)} in {len(waits)} operation{'s' * (len(waits) > 1)}; most in {waits.worst}, "
+        f"{human_ms(waits.seconds)} in {len(waits):,} operation{'s' * (len(waits) > 1)}; most in {waits.worst}, "
         f"{human_ms(worst.seconds)} of its {human_ms(worst.waiting.duration_s)}."
     )
 
@@ -330,6 +332,7 @@ def _host(waits: Waits, found: StepObservation) -> str:
 
 
 SAY: dict[Culprit, Callable[[Waits, StepObservation], str]] = {  # where it says more
+    Culprit.FIRST_ALL_GATHER: _first_all_gather,
     Culprit.LAST_REDUCTIONS: _last_reductions,
     Culprit.CPU_LATE: _cpu_late,
     Culprit.LAUNCHES: _launches,

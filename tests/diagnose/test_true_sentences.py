@@ -130,3 +130,10 @@ def test_what_checkpoints_take_is_part_of_what_faster_hardware_would_save(async_
     assert ("waits for the storage" in str(why)) is async_save
     assert (f"({percent(faster_s, sim.step_time_s)})" in why.gains_sentence) is not async_save
     assert "logging" not in str(why)  # no loop around the step is assumed
+
+
+def test_words_agree_with_how_many_there_are() -> None:
+    slow = Cluster("A100", gpus=16, inter="100GbE")
+    text = said(Plan(api="fsdp1", forward_prefetch=True, micro_batch=8, **B), cluster=slow)
+    assert "before ALL_GATHER(root), ALL_GATHER(layers.0) arrive, and" in text
+    assert re.search(r"ms, 1,\d{3} times", said(Plan(grad_accum=16, seq_len=64, **B)))
