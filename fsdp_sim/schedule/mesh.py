@@ -70,11 +70,15 @@ def mesh_of(plan: Plan, world_size: int) -> Mesh:
     if type(keep) is int and keep != 1:
         if shards % keep:
             factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
+            if shards == 1:
+                raise ValueError(f"Plan.reshard_after_forward is {keep}, and a shard group has one rank; leave it None")
             raise ValueError(
                 f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
                 f"a number it must be one of {factors}"
             )
         post_forward_shards = keep
+    if shards == 1 < plan.expert_parallel:
+        raise ValueError(f"Plan.expert_parallel is {plan.expert_parallel}, and a shard group has one rank; leave it 1")
     if shards % plan.expert_parallel:
         raise ValueError(
             f"Plan.expert_parallel is {plan.expert_parallel}, which does not divide the {shards} ranks of a shard "

@@ -134,6 +134,8 @@ def test_what_is_advised_where_ranks_cannot_cut_the_experts_can_be_built(ranks, 
 def test_ranks_that_cannot_share_out_the_experts_are_refused(plan, message):
     with pytest.raises(ValueError, match=message):
         build(units_of(2), plan, plan.shard_size or 4)
+    with pytest.raises(ValueError, match="expert_parallel is 2, and a shard group has one rank; leave it 1"):
+        build(units_of(2), Plan(expert_parallel=2), 1)
     with pytest.raises(ValueError, match="no unit has experts"):
         build(toy(2), plan, plan.shard_size or 4)
 
