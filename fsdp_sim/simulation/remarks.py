@@ -35,11 +35,18 @@ def remarks(model: Model | None, workload: Workload, cluster: Cluster, plan: Pla
         for name, what in NEVER.items()
         if getattr(plan, name) is False
     ]
-    if plan.api == "fsdp1" and plan.cpu_offload and plan.grad_accum > 1 and plan.requires_gradient_sync is True:
+    each = plan.grad_accum > 1 and plan.requires_gradient_sync is True
+    if each and plan.api == "fsdp1" and plan.cpu_offload:
         said.append(
             "FSDP1 that offloads to the CPU adds no gradients up outside of no_sync(): each micro-batch replaces those "
             "of the one before, as FullyShardedDataParallel's docs say, and so it is simulated. fsdp2 adds them up, "
             "which takes longer; with requires_gradient_sync='last' both do."
+        )
+    if each and plan.stack.startswith("hf-trainer") and plan.api in ("fsdp2", "fsdp1"):
+        said.append(
+            "transformers' Trainer reduces gradients with the last micro-batch alone and keeps whole ones until then, "
+            "unless sync_each_batch is set or DeepSpeed trains; here each micro-batch reduces its own. "
+            "requires_gradient_sync='last' is as the Trainer does."
         )
     if model is not None:
         said += _of_positions(model, plan) + beside_experts(model, plan)
