@@ -69,7 +69,7 @@ def test_a_sequence_longer_than_rotary_positions_were_made_for_is_remarked_on(tm
     ("A100", Plan(grad_accum=2, requires_gradient_sync=False), "Plan.requires_gradient_sync=False: no micro-batch"),
     ("A100", Plan(reshard_after_backward=False), "the next step computes with the old ones"),
     ("A100", Plan(api="fsdp1", cpu_offload=True, grad_accum=2), "each micro-batch replaces those of the one before"),
-    ("A100", Plan(stack="hf-trainer", grad_accum=2), "transformers' Trainer reduces gradients with the last micro-batch"),
+    ("A100", Plan(stack="hf-trainer", grad_accum=2), "transformers' Trainer reduces gradients with the last"),
     ("A100", Plan(stack="hf-trainer", grad_accum=2, requires_gradient_sync="last"), ""),
     ("V100", Plan(), "V100-SXM2-32GB has no bf16, and gathers and compute are in fp32; its peak in fp16 is"),
     ("V100", Plan(param_dtype="fp16"), ""),
