@@ -303,10 +303,15 @@ def _tokens(args: Any, kwargs: Any) -> int:
             f"example_inputs holds no tensor of at least one dimension (it is {_described((args, kwargs))}); give the "
             f"inputs of one micro-batch"
         )
-    for tensor in tensors:
-        if tensor.dim() >= 2 and not tensor.is_floating_point():
-            return tensor.numel()
-    return tensors[0].shape[0]
+    ids = (tensor for tensor in tensors if tensor.dim() >= 2 and not tensor.is_floating_point())
+    first = next(ids, None)
+    tokens = tensors[0].shape[0] if first is None else first.numel()
+    if not tokens:
+        raise ValueError(
+            f"example_inputs holds {_described(tensors[0] if first is None else first)}, in which there is nothing; "
+            f"give the inputs of one micro-batch"
+        )
+    return tokens
 
 
 def _module_in(traceback: TracebackType | None, model: nn.Module) -> str:

@@ -32,7 +32,7 @@ def fake_model(build: Callable[[], nn.Module] | nn.Module, mode: FakeTensorMode)
                 f"lambda: GPT(config)"
             )
         try:
-            with mode:
+            with mode, _conversions():
                 built = build()
         except (
             DataDependentOutputException
@@ -81,6 +81,29 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
                 if id(param) not in cast:
                     cast[id(param)] = nn.Parameter(param.detach().to(dtype), param.requires_grad)
                 module._parameters[name] = cast[id(param)]
+
+
+@contextmanager
+def _conversions() -> Iterator[None]:
+    """``model.to(torch.bfloat16)`` registers new parameters, tied ones once: torch swaps fake ones in place, and cannot
+    while anything refers to them weakly."""
+    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the old one, which is kept so that its id is its own
+
+    def apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for name, param in module._parameters.items():
+            if param is not None:
+                if id(param) not in made:
+                    with torch.no_grad():
+                        made[id(param)] = (param, nn.Parameter(fn(param), param.requires_grad))
+                module._parameters[name] = made[id(param)][1]
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else fn(buffer)
+        return module
+
+    with patch.object(nn.Module, "_apply", apply):
+        yield
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
     """The root unit and one unit per wrapped module, in the order of ``named_modules``.
 
     Works on the meta device. Tied parameters count once, in the first unit that has them when modules are given to
-    `fully_shard` innermost first and else in order, as they must and usually are.
+    `fully_shard` innermost first and else in order, as they must and usually are. Buffers stay whole on every rank.
 
     Args:
         wrap: full names of the modules given to `fully_shard`, the root left out; by default `block_names`.
@@ -65,10 +65,15 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
             f"refuses; name the modules in it"
         )
     taken: set[int] = set()
-    params = {name: _params(modules[name], taken) for name in sorted(names, key=_depth, reverse=True)}
+    own = {
+        name: (_params(modules[name], taken), _buffer_bytes(modules[name], taken))
+        for name in sorted(names, key=_depth, reverse=True)
+    }
     first, last = (f"root.{word}" if word in names else word for word in ("embed", "head"))
-    root = Unit("root", _params(model, taken), (first, ..., last) if names else ("root",))
-    return [root, *(Unit(name, params[name], _segments(name, names)) for name in modules if name in params)]
+    segments = (first, ..., last) if names else ("root",)
+    root = Unit("root", _params(model, taken), segments, buffer_bytes=_buffer_bytes(model, taken))
+    inner = [name for name in modules if name in own]
+    return [root, *(Unit(name, own[name][0], _segments(name, names), buffer_bytes=own[name][1]) for name in inner)]
 
 
 def _depth(name: str) -> int:
@@ -93,9 +98,22 @@ def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
                 )
             dtype = dtype_name(param.dtype)
             if dtype not in DTYPES:
+                what = "complex numbers are" if param.is_complex() else "quantised weights and fp8 are"
+                before = "" if param.is_complex() else " before it is quantised,"
                 raise ValueError(
-                    f"parameter {name!r} of {type(module).__name__} is {param.dtype}: quantised weights and fp8 are "
-                    f"not priced yet; take the model before it is quantised, in {', '.join(DTYPES)}"
+                    f"parameter {name!r} of {type(module).__name__} is {param.dtype}: {what} not priced yet; take the "
+                    f"model{before} in {', '.join(DTYPES)}"
                 )
             params.append(Param(name, tuple(param.shape), dtype, param.requires_grad))
     return tuple(params)
+
+
+def _buffer_bytes(module: nn.Module, taken: set[int]) -> int:
+    """Of the buffers that no unit inside has; what several are views of counts once."""
+    total = 0
+    for buffer in module.buffers():
+        storage = buffer.untyped_storage()
+        if storage._cdata not in taken:
+            taken.add(storage._cdata)
+            total += storage.nbytes()
+    return total

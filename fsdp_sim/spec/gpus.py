@@ -129,6 +129,8 @@ class Gpu:
         found = getattr(self, f"{dtype}_flops", None) if dtype in DTYPES else None
         if found is None:
             instead = "; take fp16 in its place" if dtype == "bf16" and "fp16" in self.dtypes else ""
+            if dtype == "fp64":
+                raise ValueError(f"how fast {self.name} computes in fp64 is not known here; take fp32")
             raise ValueError(f"{self.name} has no {dtype}; it has {', '.join(self.dtypes)}{instead}")
         return float(found)
 

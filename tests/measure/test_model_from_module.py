@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import resource
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -483,6 +484,8 @@ def test_an_output_that_depends_on_no_parameter_is_refused() -> None:
 
 
 def test_inputs_without_a_tensor_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"example_inputs holds float32\[0, 4\], in which there is nothing"):
+        trace(lambda: nn.Linear(4, 4), torch.zeros(0, 4), wrap="root")
     with pytest.raises(ValueError, match="example_inputs holds no tensor of at least one dimension"):
         trace(gpt, {"idx": 3})
 
@@ -652,6 +655,21 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 scan.register_autograd(lambda ctx, grad: grad)
+
+
+def test_a_function_may_convert_the_model_that_it_builds() -> None:
+    """Whatever still refers to a parameter weakly, and with what is tied still tied."""
+    seen = []
+
+    def build() -> nn.Module:
+        tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        tied[1].weight = tied[0].weight
+        seen.append(weakref.ref(tied[0].weight))
+        return tied.bfloat16()
+
+    work = trace(build, torch.zeros(2, 4, dtype=torch.bfloat16), wrap="root")
+    (root,) = work.units
+    assert [(p.name, p.dtype) for p in root.params] == [("0.weight", "bf16"), ("0.bias", "bf16"), ("1.bias", "bf16")]
 
 
 @pytest.mark.parametrize(

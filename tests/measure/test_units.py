@@ -10,7 +10,9 @@ from torch import nn
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.mini.observer import segments
-from fsdp_sim.schedule import Unit
+from fsdp_sim.schedule import Unit, state_bytes
+from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import Memory
 from labs.model.gpt import GPT, GPTConfig
 
 
@@ -170,3 +172,15 @@ def test_units_are_the_groups_of_the_mini_fsdp(make, wrap: list[str] | None, inp
     assert {group.unit: segments(group, names) for group in groups} == {
         unit.name: (unit.names_of_segments[0], unit.names_of_segments[-1]) for unit in units
     }
+
+
+def test_buffers_are_whole_on_every_rank_and_counted_once() -> None:
+    model, table = Model(), torch.zeros(8, 16)
+    for module in (model, model.blocks[0], model.blocks[1]):
+        module.register_buffer("table", table)
+    model.blocks[1].experts[0].register_buffer("mask", torch.zeros(1, 4).expand(100, 4), persistent=False)
+
+    units = {unit.name: unit for unit in units_from_module(model)}
+    held = {name: unit.buffer_bytes for name, unit in units.items() if unit.buffer_bytes}
+    assert held == {"blocks.1.experts.0": 4 * 4, "blocks.0": 4 * 8 * 16}
+    assert state_bytes(list(units.values()), Plan(), 4)[Memory.SHARDED, "blocks.0"] == 4 * (12 + 2) + 4 * 8 * 16
