@@ -121,9 +121,15 @@ def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str
     bf16 and reductions fp32, as in torch's own FSDP2 tutorial. ``param_dtype=none`` gives torch's default.
 
     Returns:
-        fields of the plan, and a sentence about them.
+        fields of the plan, and a sentence about them, or about what DDP makes of what is named.
     """
     asked = {"param_dtype", "reduce_dtype"} & set(fields)
+    half = fields.get("param_dtype")
+    if asked == {"param_dtype"} and fields.get("api") == "ddp" and half in ("bf16", "fp16") and cluster.gpus > 1:
+        return {}, [
+            f"Gradients are reduced in {half}, as with DDP's own mixed precision; under autocast they are of the dtype "
+            f"of the parameters (reduce_dtype=fp32)."
+        ]
     if asked or cluster.kind == "cpu" or not cluster.gpu.supports_bf16:
         return {}, []
     if (api := fields.get("api", "fsdp2")) not in ("fsdp2", "fsdp1"):

@@ -62,6 +62,17 @@ def test_dtypes_are_chosen_for_fsdp_alone(api):
     assert any(f"{api} has no policy of its own. param_dtype=bf16" in note for note in job.notes)
 
 
+@pytest.mark.parametrize(
+    ("beside", "is_said"),
+    [({}, True), ({"reduce_dtype": "fp32"}, False), ({"gpus": "1"}, False), ({"api": "zero1"}, False)],
+    ids=["named alone", "both named", "one GPU", "ZeRO"],
+)
+def test_that_ddp_reduces_in_the_dtype_of_compute_and_autocast_does_not_is_said(beside, is_said):
+    job = resolve(request_of_texts(BASE | {"api": "ddp", "param_dtype": "bf16"} | beside))
+
+    assert any("Gradients are reduced in bf16" in note for note in job.notes) is is_said
+
+
 def test_two_names_of_a_model_are_an_error(tmp_path):
     path = tmp_path / "model.json"
     path.write_text('{"preset": "gpt2-350m"}')
