@@ -69,6 +69,11 @@ class Explanation:
         """With what passes between two steps."""
         return self._whole_s(self.step_time_s)
 
+    @property
+    def between_steps_s(self) -> float:
+        """What passes between two steps: `loop_s`, and checkpoints."""
+        return self.loop_s + self.checkpoint_s(self.step_time_s)
+
     def _whole_s(self, step_s: float) -> float:
         return step_s + self.loop_s + self.checkpoint_s(step_s)
 
@@ -141,13 +146,14 @@ class Explanation:
 def _in_words(found: Explanation) -> list[str]:
     """The explanation in words."""
     waits = [blame.sentence for blame in found.culprits if blame.idle_s >= LEAST * found.step_time_s]
-    return [*_summary(found), *waits, _path(found), *_units(found), found.gains_sentence, *_padding(found)]
+    said = [*_summary(found), *_of_ranks(found), *waits, _path(found), *_units(found)]
+    return [*said, found.gains_sentence, *_padding(found)]
 
 
 def _summary(found: Explanation) -> list[str]:
     step_s, e, plan = found.step_time_s, found.exposure, found.run.program.plan
     idle_s = step_s - found.compute_s
-    between_s = found.whole_step_s - step_s
+    between_s = found.between_steps_s
     lines = [
         f"{'The operations of a step take' if between_s else 'The step takes'} {human_ms(step_s)}. Compute is busy for "
         f"{human_ms(found.compute_s)} of it ({percent(found.compute_s, step_s)}) and waits for {human_ms(idle_s)} "
@@ -172,6 +178,16 @@ def _summary(found: Explanation) -> list[str]:
     elif e.comm_s:
         lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
     return lines
+
+
+def _of_ranks(found: Explanation) -> list[str]:
+    """Of ranks that were played each, whose times these are, and which rank the others wait for."""
+    if found.run.ranks == 1:
+        return []
+    said = [f"These are the times of rank {found.rank}, on which the step ends."]
+    if found.run.ranks > len(found.diagnosis.rank_times):  # of many not all were looked at
+        return said
+    return [*said, found.diagnosis.straggler.sentence] if found.diagnosis.straggler else said
 
 
 def _between(found: Explanation, between_s: float) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import Culprit
-from fsdp_sim.engine import exposure
+from fsdp_sim.engine import exposure, straggler
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Phase
 from fsdp_sim.words import percent
 
@@ -137,3 +138,18 @@ def test_words_agree_with_how_many_there_are() -> None:
     text = said(Plan(api="fsdp1", forward_prefetch=True, micro_batch=8, **B), cluster=slow)
     assert "before ALL_GATHER(root), ALL_GATHER(layers.0) arrive, and" in text
     assert re.search(r"in 1,\d{3} operations", said(Plan(grad_accum=64, seq_len=64, **B)))
+
+
+def test_a_rank_that_all_wait_for_is_named_with_what_it_costs() -> None:
+    def uneven(factor: float) -> Simulation:
+        plan = Plan(micro_batch=8, **B)
+        return simulate("gpt2-124m", NODE, plan, skew=lambda s, n: straggler(s, n, rank=5, factor=factor))
+
+    slow, even = uneven(1.5), uneven(1.0)
+    (sentence,) = [line for line in str(slow.explain()).splitlines() if "is the straggler" in line]
+    shorter_ms = float(re.search(r"make the step ([\d.]+) ms", sentence)[1])
+
+    assert "These are the times of rank 5, on which the step ends." in str(slow.explain())
+    assert sentence.startswith("Rank 5 is")
+    assert shorter_ms == pytest.approx(1e3 * (slow.step_time_s - even.step_time_s), rel=0.1)
+    assert "straggler" not in str(even.explain())
