@@ -257,6 +257,12 @@ def _see_that_it_holds(
             "has no key for it. Give FullyShardedDataParallelPlugin a mixed_precision_policy in the script.",
             "reduce-dtype-unsaid",
         ))  # fmt: skip
+    if new.plan.get("requires_gradient_sync") == "last" and old.plan["api"] != "fsdp1":
+        found.differs.append(Difference(
+            f"Of {new.plan['grad_accum']} micro-batches the last alone reduces gradients, and until then each GPU holds "
+            "whole ones; sync_each_batch=True keeps shards.",
+            "gradients-kept-whole",
+        ))  # fmt: skip
 
 
 def _look_at(text: str, old: Configuration, table: Mapping[str, Any], source: str) -> Iterator[LookAt]:
