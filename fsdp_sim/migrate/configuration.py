@@ -259,8 +259,8 @@ def _see_that_it_holds(
         ))  # fmt: skip
     if new.plan.get("requires_gradient_sync") == "last" and old.plan["api"] != "fsdp1":
         found.differs.append(Difference(
-            f"Of {new.plan['grad_accum']} micro-batches the last alone reduces gradients, and until then each GPU holds "
-            "whole ones; sync_each_batch=True keeps shards.",
+            f"Of {new.plan['grad_accum']} micro-batches the last alone reduces gradients, and until then each GPU "
+            "holds whole ones; sync_each_batch=True keeps shards.",
             "gradients-kept-whole",
         ))  # fmt: skip
 
