@@ -29,9 +29,8 @@ DOUBT = 3.0  # times as unsure is what two values do that were not seen together
 GAIN = 1e-3  # of a step: the least that is expected from a look
 MORE = 1.2  # times the points from which it was learnt how much each lever matters, it is learnt again
 WHOLE = 25_000  # points of a space that are all predicted; of a larger one ...
-MOST = 3_000  # ... so many that differ from the best in the first levers alone
-PROMISING = 100  # ... of these so many with one more change
-FAR = 2  # ... and those that differ from the best in so many levers
+MOST = 1_500  # ... so many that differ from the best in the first levers alone
+PROMISING = 20  # ... of these so many with one more change, and the best with one
 
 
 class Outcome(NamedTuple):
@@ -88,7 +87,7 @@ class Search:
             if (best := self._best(limit)) is None or best == base:
                 return
             base = best
-            for point in self._near(base, 1):
+            for point in self._near(base):
                 if self._hope(self._plan(point), self._most(limit)):
                     self._try(point)
 
@@ -132,20 +131,14 @@ class Search:
 
         return min(self._points, key=rank, default=None)
 
-    def _near(self, base: Point, far: int) -> Iterator[Point]:
-        """The points that differ from one in at most so many levers, those that differ least first."""
-        others = [[v for v in range(size) if v != at] for size, at in zip(self.space.sizes, base, strict=True)]
-        for differing in range(1, far + 1):
-            for levers in itertools.combinations(range(len(base)), differing):
-                for values in itertools.product(*(others[lever] for lever in levers)):
-                    point = list(base)
-                    for lever, value in zip(levers, values, strict=True):
-                        point[lever] = value
-                    yield tuple(point)
+    def _near(self, base: Point) -> Iterator[Point]:
+        """The points that differ from one in one lever."""
+        for lever, size in enumerate(self.space.sizes):
+            yield from ((*base[:lever], value, *base[lever + 1 :]) for value in range(size) if value != base[lever])
 
     def _open(self, limit: float) -> dict[Point, Outcome]:
         """What may be better than the best, one point for each plan, with its bound. Of too many points: those that
-        differ from the best in the first levers alone, these with one more change, and those near the best."""
+        differ from the best in the first levers alone, the most promising with one more change, and those beside it."""
         if (best := self._best(limit)) is None:
             return {}
         if self._opened[0] != (best, limit):
@@ -168,7 +161,7 @@ class Search:
                     (*point[:lever], value, *point[lever + 1 :])
                     for _, point in promising for lever in range(head, len(sizes)) for value in range(sizes[lever])
                 )  # fmt: skip
-                add(self._near(best, FAR))
+                add(self._near(best))
             self._opened = (best, limit), {point: least for point, least in found.values() if least}
         _, points = self._opened
         return {point: least for point, least in points.items() if self._plan(point) not in self.seen}
