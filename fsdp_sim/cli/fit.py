@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -67,14 +68,14 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
     with working(f"looking for the largest {LABELS[what]} that fits"):
         found = largest(
             what, None if what == "model" else job.dimensions, job.cluster, job.plan,
-            multiple_of=multiple_of or STEP.get(what, 1), family=family,
+            multiple_of=multiple_of or STEP.get(what, 1), family=family, **job.options,
         )  # fmt: skip
         shown = found.fits or found.too_large
         result = FitResult(
             largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
             notes=job.notes_of(shown) if shown else job.notes,
             fits=None if found.fits is None else result_of(found.fits, explained=False),
-            next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
+            next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large, job.options),
         )  # fmt: skip
     if as_json:
         print_json("fit", result)
@@ -87,8 +88,8 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
         sys.exit(NO)
 
 
-def _too_large(found: LargestFit, sim: Simulation) -> Result:
-    changes = lambda: changes_that_fit(found.model, sim.cluster, found.plan)  # noqa: E731
+def _too_large(found: LargestFit, sim: Simulation, options: dict[str, Any]) -> Result:
+    changes = lambda: changes_that_fit(found.model, sim.cluster, found.plan, **options)  # noqa: E731
     return result_of(sim, explained=False, changes=changes)
 
 

@@ -21,7 +21,7 @@ def answer(job: Job, simulation: Simulation, *, id: str | int | UnsetType = UNSE
     return result_of(
         simulation, notes=notes, id=id, explained=explained,
         changes=lambda: changes_that_fit(model, job.cluster, job.plan, **job.options),
-        help=lambda: changes_that_help(model, simulation),
+        help=lambda: changes_that_help(model, simulation, **job.options),
     )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def does_not_fit(of: Given) -> Iterator[Trap]:
     job = of.costs.job()
     step = job.simulate()
     if step.fit == Fit.DOES_NOT_FIT:
-        ways = changes_that_fit(job.dimensions, job.cluster, job.plan)
+        ways = changes_that_fit(job.dimensions, job.cluster, job.plan, **job.options)
         told = f"what fits: {ways[0].what}" if ways else "nothing that was tried fits"
         yield Trap(f"{in_words(step)} on {job.cluster.gpus} {job.cluster.gpu.name}; {told}", simulated="", instead={})
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fsdp_sim import Cluster
 from tests.cli.commands import call
 
 LLAMA = ("--model", "llama3-8b", "--gpu", "H100", "--gpus", "8", "--seq-len", "4096")
@@ -109,3 +110,17 @@ def test_what_is_impossible_is_one_sentence_and_status_2(arguments, words):
     assert done.exit_code == 2
     assert words in done.stderr
     assert words in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize("asked", [("simulate", "--micro-batch", "4"), ("fit",)])
+def test_what_is_advised_holds_on_the_own_node_too(asked, tmp_path):
+    path = tmp_path / "node.toml"
+    Cluster("H100", gpus=8).to_file(path)
+    path.write_text(path.read_text() + "\n[calibration]\nstep_s = 0.3\n")
+    command, *options = asked
+
+    found = json.loads(call(command, "--model", "gpt2-1.5b", "--cluster", str(path), *options, "--json").stdout)
+
+    changes = found["would_help"] if command == "simulate" else found["too_large"]["would_fit"]
+    assert changes
+    assert all(change["step_time_s"] > 0.3 for change in changes)
