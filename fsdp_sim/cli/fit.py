@@ -75,7 +75,8 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
             largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
             notes=job.notes_of(shown) if shown else job.notes,
             fits=None if found.fits is None else result_of(found.fits, explained=False),
-            next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large, job.options),
+            next=found.next,
+            too_large=None if found.too_large is None else _too_large(found, found.too_large, job.options),
         )  # fmt: skip
     if as_json:
         print_json("fit", result)
