@@ -180,10 +180,12 @@ class Search:
         if held := {point: math.log(one.held / one.bytes) for point, one in self._points.items() if one.held}:
             more, unsure = self._predicted(2, list(held), np.array(list(held.values())), marks)
             n_bytes, unsure_bytes = n_bytes + more, np.hypot(unsure_bytes, unsure)
-        if now.needs > limit:
-            return unsure_bytes * np.logaddexp(0.0, (math.log(now.needs) - least[:, 1] - n_bytes) / unsure_bytes)
         seen = self._one_hot(points)
-        unsure_s *= np.where((marks * (marks @ (seen.T @ seen == 0.0))).any(axis=1), DOUBT, 1.0)
+        doubt = np.where((marks * (marks @ (seen.T @ seen == 0.0))).any(axis=1), DOUBT, 1.0)
+        if now.needs > limit:
+            unsure_bytes *= doubt
+            return unsure_bytes * np.logaddexp(0.0, (math.log(now.needs) - least[:, 1] - n_bytes) / unsure_bytes)
+        unsure_s *= doubt
         fits = np.exp(-np.logaddexp(0.0, (n_bytes + least[:, 1] - math.log(limit)) / unsure_bytes))
         return fits * unsure_s * np.logaddexp(0.0, (math.log(now.seconds) - least[:, 0] - seconds) / unsure_s)
 
