@@ -6,15 +6,13 @@ Source: accelerate 1.15.0, `accelerate.commands.config.config_args.ClusterConfig
 
 from __future__ import annotations
 
-from typing import Any
-
-from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys
 from fsdp_sim.configurations.plugin import (
     STRATEGIES,
     Plugin,
     compiled,
     plan_of_accumulation,
+    plan_of_deepspeed,
     plan_of_mesh,
     plan_of_plugin,
 )
@@ -33,7 +31,7 @@ def read(keys: Keys, asked: Asked) -> Said:
     said = Said(cluster=cluster_of(asked, 1 if way == "NO" else processes, keys["num_machines"]))
     mixed = keys["mixed_precision"] if "mixed_precision" in keys or not keys["fp16"] else "fp16"
     if way == "DEEPSPEED":
-        said.plan = _zero(keys, asked, said, mixed)
+        said.plan = plan_of_deepspeed(keys, "deepspeed_config", "deepspeed_config_file", mixed, asked, said.cluster)
     elif way == "FSDP":
         said.plan = plan_of_plugin(_plugin(keys, mixed), keys, asked, said.cluster)
         said.plan |= plan_of_mesh(keys, "parallelism_config", asked, said)
@@ -80,19 +78,3 @@ def _reshard(keys: Keys) -> bool:
 def _compiled(keys: Keys) -> bool:
     backend = keys["dynamo_backend"] if "dynamo_backend" in keys else keys["dynamo_config.backend"]
     return compiled(keys, backend == "INDUCTOR", keys["dynamo_config.use_regional_compilation"])
-
-
-def _zero(keys: Keys, asked: Asked, said: Said, mixed: str) -> dict[str, Any]:
-    section = "deepspeed_config"
-    if f"{section}.deepspeed_config_file" in keys:
-        auto = {"bf16.enabled": mixed == "bf16", "fp16.enabled": mixed == "fp16"}
-        return deepspeed_of(keys[f"{section}.deepspeed_config_file"], asked, said.cluster, keys, auto)
-    clipping, accumulated = keys[f"{section}.gradient_clipping"], keys[f"{section}.gradient_accumulation_steps"]
-    zero = Zero(
-        section, keys[f"{section}.zero_stage"], None if mixed == "no" else mixed,
-        offload_optimizer=keys[f"{section}.offload_optimizer_device"],
-        offload_param=keys[f"{section}.offload_param_device"],
-        clips=clipping != 0,  # auto is 1.0 (`Accelerator._prepare_deepspeed`)
-    )  # fmt: skip
-    plan = plan_of_zero(zero, keys)
-    return plan if accumulated == "auto" else plan | {"grad_accum": accumulated}

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fsdp_sim.configurations.adapters import plan_of_calls
-from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys, Unread
 from fsdp_sim.configurations.plugin import (
     STRATEGIES,
     Plugin,
     compiled,
     plan_of_accumulation,
+    plan_of_deepspeed,
     plan_of_mesh,
     plan_of_plugin,
 )
@@ -43,7 +43,7 @@ def read(keys: Keys, asked: Asked) -> Said:
         steps, each = keys[f"{STEPS}.num_steps"], keys[f"{STEPS}.sync_each_batch"]
     said = Said()
     if _has(keys, "deepspeed_plugin", ZERO):
-        said.plan = {"grad_accum": steps} | _zero(keys, asked, mixed)
+        said.plan = {"grad_accum": steps} | plan_of_deepspeed(keys, ZERO, "hf_ds_config", mixed, asked, {})
     else:
         said.plan = {"api": "ddp", "param_dtype": None if mixed == "no" else mixed}
         if _has(keys, "fsdp_plugin", FSDP):
@@ -137,22 +137,6 @@ def _fsdp1(keys: Keys, plugin: Plugin) -> Plugin:
         limit_all_gathers=keys[f"{FSDP}.limit_all_gathers"],
         backward_prefetch=enum_of(keys, prefetch, (*BACKWARD_PREFETCHES, "NO_PREFETCH")),
     )  # fmt: skip
-
-
-def _zero(keys: Keys, asked: Asked, mixed: str) -> dict[str, Any]:
-    dtype = None if mixed == "no" else mixed
-    if f"{ZERO}.hf_ds_config" in keys:
-        auto = {"bf16.enabled": mixed == "bf16", "fp16.enabled": mixed == "fp16"}
-        return deepspeed_of(keys[f"{ZERO}.hf_ds_config"], asked, {}, keys, auto)
-    clipping, steps = keys[f"{ZERO}.gradient_clipping"], keys[f"{ZERO}.gradient_accumulation_steps"]
-    plan = plan_of_zero(
-        Zero(
-            ZERO, keys[f"{ZERO}.zero_stage"], dtype, offload_optimizer=keys[f"{ZERO}.offload_optimizer_device"],
-            offload_param=keys[f"{ZERO}.offload_param_device"], clips=clipping != 0,
-        ),
-        keys,
-    )  # fmt: skip
-    return plan if steps is None else plan | {"grad_accum": steps}
 
 
 def _compiled(keys: Keys) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fsdp_sim.configurations.deepspeed import Zero, deepspeed_of, plan_of_zero
 from fsdp_sim.configurations.keys import Keys
 from fsdp_sim.configurations.said import Asked, Said, need_gpus
 
@@ -68,6 +69,29 @@ def plan_of_plugin(plugin: Plugin, keys: Keys, asked: Asked, cluster: dict[str, 
     if "HYBRID" in plugin.sharding_strategy and "shard_size" not in asked.given:
         plan["shard_size"] = _of_a_node(keys, asked, cluster)
     return plan
+
+
+def plan_of_deepspeed(
+    keys: Keys, section: str, file: str, mixed: str, asked: Asked, cluster: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of `Plan` of Accelerate's `DeepSpeedPlugin`: of the JSON that ``file`` of a section names or holds,
+    else of the section's own keys.
+
+    Raises:
+        ValueError: see `deepspeed_of` and `plan_of_zero`.
+    """
+    if f"{section}.{file}" in keys:
+        auto = {"bf16.enabled": mixed == "bf16", "fp16.enabled": mixed == "fp16"}
+        return deepspeed_of(keys[f"{section}.{file}"], asked, cluster, keys, auto)
+    clipping, accumulated = keys[f"{section}.gradient_clipping"], keys[f"{section}.gradient_accumulation_steps"]
+    zero = Zero(
+        section, keys[f"{section}.zero_stage"], None if mixed == "no" else mixed,
+        offload_optimizer=keys[f"{section}.offload_optimizer_device"],
+        offload_param=keys[f"{section}.offload_param_device"],
+        clips=clipping != 0,  # auto is 1.0 (`Accelerator._prepare_deepspeed`)
+    )  # fmt: skip
+    plan = plan_of_zero(zero, keys)
+    return plan if accumulated in (None, "auto") else plan | {"grad_accum": accumulated}
 
 
 def plan_of_mesh(keys: Keys, section: str, asked: Asked, said: Said) -> dict[str, int]:
