@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,8 @@ def model_from_config(
     with _quiet(transformers):
         head, config = _built(path, given, transformers)
         inputs = {"input_ids": torch.zeros(plan.micro_batch, plan.seq_len, dtype=torch.long)}
-        if "labels" in inspect.signature(head.forward).parameters:
+        one_a_row = head.__name__.endswith(("ForSequenceClassification", "ForMultipleChoice"))  # and its loss is small
+        if "labels" in inspect.signature(head.forward).parameters and not one_a_row:
             inputs["labels"] = inputs["input_ids"]
         name = Path(given["_name_or_path"]).name if isinstance(given.get("_name_or_path"), str) else ""
         try:
@@ -103,15 +105,23 @@ def _built(path: Path | None, given: Mapping[str, Any], transformers: Any) -> tu
             raise ValueError("it holds several models; trace the module, on what it reads, with model_from_module")
         if head is None or head.main_input_name != "input_ids":
             raise ValueError("it has no class of it that reads tokens; trace the module with model_from_module")
-        usual = type(config)()
-        if odd := next((key for key in given if may_change_shapes(key) and given[key] and not hasattr(usual, key)), ""):
-            raise ValueError(f"its {type(config).__name__} has no {odd}; take it out of the file if it changes nothing")
+        usual, code = type(config)(), _code_of(type(config), head)
+        for odd, value in given.items():
+            if may_change_shapes(odd, value) and not hasattr(usual, odd) and f'"{odd}"' not in code:
+                raise ValueError(
+                    f"its {type(config).__name__} has no {odd}; take it out of the file if it changes nothing"
+                )
         with torch.device("meta"):
             head(config)
     except Exception as error:  # whatever transformers refuses
         here = f"transformers {transformers.__version__}"
         raise ValueError(f"{path or 'the config'}: {here} cannot build it: {' '.join(str(error).split())}") from None
     return head, config
+
+
+def _code_of(*classes: type) -> str:
+    """Of their files, which read some keys that no field declares: ``getattr(config, "head_dim", ...)``."""
+    return "".join(inspect.getsource(sys.modules[one.__module__]) for one in classes)
 
 
 def _head_of(config: Any, transformers: Any) -> Any:

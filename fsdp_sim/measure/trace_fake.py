@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 def fake_model(build: Callable[[], nn.Module] | nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -111,11 +112,14 @@ def _parameters_on_meta() -> Iterator[None]:
     """Parameters lose their memory when they are registered, before they are initialised (as in Hugging Face's
     ``init_empty_weights``)."""
     register = nn.Module.register_parameter
+    made = WeakIdKeyDictionary()  # by the real one, which may be registered again: tied
 
     def registered(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(module, name, param)
-        if param is not None:
-            module._parameters[name] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        if param is not None and not param.is_meta:
+            if param not in made:
+                made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            module._parameters[name] = made[param]
 
     with patch.object(nn.Module, "register_parameter", registered):
         yield

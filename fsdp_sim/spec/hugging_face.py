@@ -110,12 +110,17 @@ NEEDED = (  # of what is a number, what cannot be null
     "hidden_size", "num_hidden_layers", "num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim",
     "max_window_layers",
 )  # fmt: skip
+HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Reward\w*)$|Reward\w*$|(?<!LMHead)Model$")
 TRAINED = ("fp8", "mxfp4", "fbgemm_fp8", "compressed-tensors")  # how weights are stored, from which training starts
 
 
-def may_change_shapes(key: str) -> bool:
-    """Whether a key that nobody knows sounds as if it changed what a model computes."""
-    return bool(SHAPES.search(key)) and not HARMLESS.search(key)
+def may_change_shapes(key: str, value: Any) -> bool:
+    """Whether a key that nobody knows sounds as if it changed what a model computes, at this value."""
+    if key in ONLY:
+        return (allowed := ONLY[key]) is not None and value not in allowed
+    if key == "quantization_config" and isinstance(value, Mapping):
+        return value.get("quant_method") not in (None, *TRAINED)
+    return bool(value and SHAPES.search(key)) and not HARMLESS.search(key)
 
 
 class UnknownModelError(ValueError):
@@ -177,6 +182,13 @@ class _Reader:
                 f"transformers (in Python fsdp_sim.measure.model_from_config), or give the dimensions (Model)",
             )
         self.of = known[kind]
+        named = next(iter(config.get("architectures") or ()), "")
+        if isinstance(named, str) and named != self.of["class"] and HEADS.search(named):
+            raise self._wrong(
+                "architectures",
+                f"known is {self.of['class']}, which has another head: name it if that is what you train; "
+                f"else trace the module with model_from_module",
+            )
         own = self.of.get("spellings", {})
         self.canonical = {other: key for key, others in SPELLINGS.items() for other in others} | own
         self.values = self._named(self.of["config"]) | self._named(config)
@@ -185,7 +197,11 @@ class _Reader:
     def _named(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """By the names that the reader knows; where there are two spellings, the class reads its own."""
         ordered = sorted(config.items(), key=lambda item: item[0] in self.of["config"])
-        return {self.canonical.get(key, key): value for key, value in ordered}
+        named = {self.canonical.get(key, key): value for key, value in ordered}
+        pattern = named.get("sliding_window_pattern")
+        if isinstance(pattern, str) and re.fullmatch("L*G", pattern):  # of EXAONE: local and global layers
+            named["sliding_window_pattern"] = len(pattern)
+        return named
 
     def _wrong(self, key: str, remedy: str, of: type[ValueError] = UnknownModelError) -> ValueError:
         spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)
@@ -254,7 +270,7 @@ class _Reader:
     def _refuse_what_is_not_understood(self) -> None:
         ruled = {key for key, _, _ in self.rules}
         for key, value in self._named(self.given).items():
-            if key in ruled or key in READ or key in ("model_type", *self.of["config"]):
+            if key in ruled or key in READ or key in ("model_type", *self.of["config"], *self.of.get("unread", ())):
                 continue
             if key in ONLY:
                 allowed = ONLY[key]
@@ -266,7 +282,7 @@ class _Reader:
                         key, "say in the plan how the base is quantised (Plan.base_quantization), and take the key out",
                         ValueError,
                     )  # fmt: skip
-            elif value and may_change_shapes(key):
+            elif may_change_shapes(key, value):
                 raise self._wrong(
                     key,
                     f"it is not known what this changes in a {self.given['model_type']}. If nothing, take it out of "

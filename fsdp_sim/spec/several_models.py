@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NO_MODEL = ("quantization_config", "generation_config")  # though they end so
+NO_MODEL = (
+    "quantization_config",
+    "generation_config",
+    "attn_config",
+    "ffn_config",
+    "init_config",
+)  # though they end so
 OF_ONE = ("hidden_size", "num_hidden_layers")  # beside these, the language model is the configuration itself
 
 
@@ -20,7 +26,14 @@ def of_several_models(config: Mapping[str, Any], known: Mapping[str, Mapping[str
         >>> of_several_models(config, {"llama": {"config": {}}}).partition(":")[0]
         'it holds several models, of which text_config (llama) is known'
     """
-    held = {} if any(key in config for key in OF_ONE) else dict(_held(config))
+    held = dict(_held(config))
+    flat = f"{config.get('model_type')}_text"
+    if held and flat in known and "text_config" not in held:
+        return (
+            f"it holds several models, whose language model, {flat}, is known: give it that model_type and take out "
+            f"{', '.join(held)} (which leaves out what these say); or trace the module with model_from_module"
+        )
+    held = {} if any(key in config for key in OF_ONE) else held
     if not held:
         return ""
     names = {key: f"{key} ({kind})" if kind else key for key, kind in held.items()}

@@ -73,6 +73,32 @@ def test_what_cannot_be_traced_is_refused_with_what_is_wrong(config, said, tmp_p
         model_from_config(written(tmp_path, **config), progress=False)
 
 
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        ({"model_type": "exaone4"}, {"head_dim": 32}),
+        ({"model_type": "bert", "num_key_value_heads": None}, {"position_embedding_type": "absolute"}),
+        ({"model_type": "apertus"}, {"quantization_config": {"quant_method": "fp8"}}),
+    ],
+)
+def test_a_key_that_the_class_reads_unsaid_or_that_changes_nothing_is_taken(config, more, tmp_path):
+    def count(**given):
+        return model_from_config(written(tmp_path, **config, **given), Plan(seq_len=64), progress=False).param_count
+
+    assert (count(**more) > count()) == ("head_dim" in more)
+
+
+def test_a_model_with_another_head_than_its_table_has_is_traced_with_its_own(tmp_path):
+    of_texts = {"model_type": "llama", "tie_word_embeddings": True, "pad_token_id": 0}
+    (tmp_path / "head").mkdir()
+    path = written(tmp_path / "head", **of_texts, architectures=["LlamaForSequenceClassification"], id2label={"0": "r"})
+    result = json.loads(call("simulate", "--model-file", path, *ON, "--json").stdout)
+
+    body = Model.from_config(written(tmp_path, **of_texts)).param_count
+    assert model_from_config(path, progress=False).param_count == body + SMALL["hidden_size"]
+    assert "its module was traced" in " ".join(result["notes"])
+
+
 def test_a_command_that_varies_the_model_refuses_it_and_says_which_does_not(tmp_path):
     done = call("fit", "--model-file", written(tmp_path, model_type="apertus"), "--gpu", "H100", "--gpus", "8")
 

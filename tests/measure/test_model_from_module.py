@@ -498,13 +498,16 @@ def test_a_build_that_needs_values_gets_them() -> None:
             super().__init__()
             self.rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
             self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in self.rates)
+            self.layers[2].weight = self.layers[0].weight
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for rate, layer in zip(self.rates, self.layers, strict=True):
                 x = x + rate * layer(x)
             return x
 
-    assert len(trace(Scheduled, torch.zeros(2, 4)).units) == 4
+    traced = trace(Scheduled, torch.zeros(2, 4))
+    assert len(traced.units) == 4
+    assert traced.param_count == 2 * 16 + 3 * 4  # what is tied stays so
 
 
 # ---------------------------------------------------------------------- Hugging Face

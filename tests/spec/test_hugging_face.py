@@ -167,6 +167,9 @@ def test_which_layers_see_a_window_is_read(config: dict[str, Any], window: int |
             "layer_types is .* known is every k-th layer with full",
         ),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]; known are the first layers"),
+        (llama(architectures=["LlamaForSequenceClassification"]), "Classification'.; known is LlamaForCausalLM, which"),
+        (llama(architectures=["LlamaModel"]), "architectures is .'LlamaModel'.; known is LlamaForCausalLM, which"),
+        ({"model_type": "dbrx", "attn_config": {"clip_qkv": 8}}, "model_type is 'dbrx'; known are llama"),
         ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before is False; known is True; trace"),
         ({"model_type": "gpt2", "n_embd": "768"}, "the config: "),
     ],
@@ -194,7 +197,7 @@ IMAGES = {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_
         ({"model_type": "encoder-decoder", "encoder": {"model_type": "bert"}}, "encoder (bert) is known"),
         ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}}, "none for text is known: text_"),
         ({"model_type": "clip", "text_config": {}}, "none for text is known: text_config, vision_config (siglip_"),
-        ({"model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2}, "nearest known are qwen2_5_vl_text"),
+        ({"model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2}, "language model, qwen2_5_vl_text, is"),
     ],
 )  # fmt: skip
 def test_of_several_models_in_one_config_the_one_for_text_is_named_with_what_to_do(config: Any, says: str) -> None:
@@ -213,6 +216,20 @@ def test_keys_that_change_no_shape_do_not_matter() -> None:
     more = {"rope_scaling": {"type": "yarn"}, "torch_dtype": "bfloat16", "unsloth_fixed": True, "use_flash": 1,
             "quantization_config": {"quant_method": "fp8"}, "num_nextn_predict_layers": 1}  # fmt: skip
     assert Model.from_config(llama(**more)) == Model.from_config(llama())
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("bloom", {"n_embed": 64, "offset_alibi": 100, "skip_bias_add": True}),
+        ("cohere2", {"layer_switch": 4, "position_embedding_type": "rope_gptj", "use_gated_activation": True}),
+        ("ernie4_5", {"use_rmsnorm": True}),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}),
+        ("minimax_m2", {"mlp_intermediate_size": 8192, "num_mtp_modules": 3, "use_qk_norm": True}),
+    ],
+)
+def test_keys_of_published_files_that_the_class_does_not_read_do_not_matter(kind: str, more: dict[str, Any]) -> None:
+    assert Model.from_config({"model_type": kind} | more) == Model.from_config({"model_type": kind})
 
 
 def test_of_two_spellings_the_class_reads_its_own() -> None:
