@@ -37,6 +37,10 @@ NODE = Cluster("A100", gpus=8)
     ("gpt2-124m", NODE, Plan(activation_checkpointing=24), ["activation_checkpointing"], "those without it"),
     ("gpt2-124m", NODE, Plan(expandable_segments=True, param_dtype="bf16"), [], ""),
     ("gpt2-124m", NODE, Plan(api="fsdp1", sharding_strategy="HYBRID_SHARD"), [], ""),
+    ("gpt2-124m", NODE, Plan(api="fsdp1", activation_checkpointing="full", use_reentrant=True), ["use_reentrant"],
+     "again is frozen"),
+    ("gpt2-124m", NODE, Plan(api="fsdp1", activation_checkpointing="full", use_reentrant=True, lora_rank=8),
+     ["use_reentrant"], "those of False"),
 ])  # fmt: skip
 def test_what_changes_nothing_is_named_with_the_reason(model, cluster, plan, names, why) -> None:
     found = simulate(model, cluster, plan).without_effect

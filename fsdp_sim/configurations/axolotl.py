@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdp_sim.configurations.adapters import lora_plan
 from fsdp_sim.configurations.keys import Keys, schema_of
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of, of_preferences
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.trainer import plan_of_arguments
 
@@ -31,7 +31,7 @@ def read(keys: Keys, asked: Asked) -> Said:
     plan |= _mesh(keys, asked, said, plan) | _adapters(keys) | _fp8(keys) | _kernels(keys, seq_len)
     plan |= _checkpoints(keys, plan)
     if keys["rl"]:
-        keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
+        of_preferences(keys, plan, pairs=keys["rl"] != "kto")
     said.plan, said.dims = plan, dims_of(keys, plan, _dtype(keys) or "fp32")
     return said
 

@@ -101,13 +101,14 @@ def read(
     if format is not None and format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; {did_you_mean(format, FORMATS)}")
     if Path(path).suffix == ".py":
-        (format, tree), passed_over = _of_python(text, where, format), ""
+        (format, tree, called), passed_over = _of_python(text, where, format), ""
     else:
-        tree, passed_over = tree_of(text, where, Path(path).suffix.lower())
+        (tree, passed_over), called = tree_of(text, where, Path(path).suffix.lower()), set()
         format = format or format_of(tree, where)
     schema = schema_of(format)
     named = variables(text) if schema.interpolates else ()
-    keys = Keys(schema, _nested(resolved(tree) if schema.interpolates else tree, schema), where, named, given or ())
+    nested = _nested(resolved(tree) if schema.interpolates else tree, schema)
+    keys = Keys(schema, nested, where, named, given or (), called)
     said = FORMATS[format](keys, Asked(gpus, dict(given or {}), Path(path).parent))
     if said.plan.get("api") == "ddp" and said.plan.get("param_dtype"):
         # Under autocast a gradient has the dtype of its parameter, and DDP reduces gradients as they are
@@ -173,8 +174,8 @@ def _nested(tree: Mapping[str, Any], schema: Schema) -> Mapping[str, Any]:
     return tree
 
 
-def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
-    """The format and the keys of the calls in a Python file.
+def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree, set[str]]:
+    """The format, the keys of the calls in a Python file, and these calls.
 
     Raises:
         NothingCalledError: there is no such call. ValueError: there are two for the same section.
@@ -204,7 +205,8 @@ def _of_python(text: str, where: str, format: str | None) -> tuple[str, Tree]:
             tree |= arguments
         else:
             tree[section] = arguments
-    return found, {key: value for key, value in loaded.items() if key in schema_of(found).sections[TOP]} | tree
+    of_model = {key: value for key, value in loaded.items() if key in schema_of(found).sections[TOP]}
+    return found, of_model | tree, called
 
 
 def _unsaid(said: Said, given: Mapping[str, Any], file: str) -> list[str]:

@@ -142,12 +142,13 @@ class Keys:
         read: keys that were asked for and given.
         remarks: what a reader has to say besides.
         sections: those that are given.
+        called: in a Python file: the calls that are read.
         others: keys at the top that the package does not have, of a file that it shares with a script.
     """
 
     def __init__(
         self, schema: Schema, tree: Mapping[str, Any], where: str, variables: Collection[str] = (),
-        options: Collection[str] = (),
+        options: Collection[str] = (), called: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.schema, self.where, self.file = schema, where, PurePath(where).name
         self.defaults: dict[str, Any] = {}
@@ -155,6 +156,7 @@ class Keys:
         self.remarks: list[str] = []
         self.given: dict[str, Any] = {}
         self.sections: set[str] = set()
+        self.called = frozenset(called)
         self.others: dict[str, Any] = {}
         self._checked: list[str] = []
         self._variables, self._options = variables, options

@@ -38,10 +38,17 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # the registries of strategies
         "DeepSpeedStrategy", {"stage": 3, "offload_optimizer": True, "offload_parameters": True}
     ),
 }  # fmt: skip
+MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "megatron_amp_O2")
 STRATEGIES = {"FSDPStrategy", "ModelParallelStrategy", "DDPStrategy", "DeepSpeedStrategy"}
 
 
 def read(keys: Keys, asked: Asked) -> Said:
+    model = keys.given.get("model")
+    if isinstance(model, Mapping) and (of_nemo := next((key for key in MEGATRONS if key in model), None)):
+        raise ValueError(
+            f"{keys.where}: model.{of_nemo} is NeMo's, which trains with Megatron: its files are not read; give model, "
+            f"GPUs and plan as options"
+        )
     name = _strategy(keys)
     precision = keys["trainer.precision"]
     precision = PRECISIONS.get(precision, precision)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fsdp_sim.configurations.adapters import lora_plan
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of, of_preferences
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
 
@@ -21,7 +21,7 @@ def read(keys: Keys, asked: Asked) -> Said:
     if plan["api"] == "fsdp1" and plan.get("activation_checkpointing"):
         plan["use_reentrant"] = keys["use_reentrant_gc"]
     if keys["stage"] in ("dpo", "kto"):
-        keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
+        of_preferences(keys, plan, pairs=keys["stage"] == "dpo")
     if keys["use_muon"]:
         plan["optimizer"] = "muon"
     if keys["flash_attn"] == "disabled":

@@ -1,4 +1,4 @@
-"""How Hugging Face's trainers load a model: its dtype, and a loss without logits.
+"""How Hugging Face's trainers load a model: its dtype, a loss without logits, and what a pair is of preferences.
 
 Sources: accelerate 1.15.0, `fsdp2_prepare_model` and `Accelerator.prepare_model` (what is trained becomes fp32, what is
 frozen keeps its dtype); liger-kernel, `LigerFusedLinearCrossEntropyLoss`.
@@ -28,6 +28,22 @@ def dims_of(keys: Keys, plan: dict[str, Any], dtype: str) -> dict[str, str]:
     if cast and plan["api"] != "ddp":  # there what is trained is fp32: Accelerate casts it, ZeRO has a copy
         return {"dtype": "fp32"}
     return {"dtype": dtype}
+
+
+def of_preferences(
+    keys: Keys, plan: dict[str, Any], pairs: bool = True, left_out: str = "what a reference model computes"
+) -> None:
+    """A batch of pairs, the preferred answer and the other, is computed as one of twice as many sequences.
+
+    Sources: trl's `DataCollatorForPreference`, LLaMA-Factory's `PairwiseDataCollatorWithPadding`, torchtune's
+    `padded_collate_dpo`.
+    """
+    of_two = ""
+    if pairs:
+        of_two = " on pairs, of which each is two sequences"
+        if type(plan.get("micro_batch")) is int:
+            plan["micro_batch"] *= 2
+    keys.remarks.append(f"{keys.file} trains on preferences{of_two}: {left_out} is not simulated.")
 
 
 def chunked_loss(keys: Keys, named: str, seq_len: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from fsdp_sim.configurations.keys import Keys
+from fsdp_sim.configurations.loaded import of_preferences
 from fsdp_sim.configurations.said import Asked, Said
 from fsdp_sim.spec import Model
 
@@ -38,7 +39,7 @@ def read(keys: Keys, asked: Asked) -> Said:
         if not keys["dataset.packed"]:
             keys.remarks.append(f"{keys.file} pads a batch to its longest sequence; taken to be {tokens} tokens each.")
     if (loss := keys["loss._component_"]) and "DPO" in loss:
-        keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
+        of_preferences(keys, plan)
     if keys["dtype"] is None:
         raise ValueError(f"{keys.where}: it has no dtype, without which no recipe of torchtune starts")
     said = Said(plan | _adapters(keys), dims={"dtype": keys["dtype"]})

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from fsdp_sim.configurations.adapters import lora_plan, plan_of_calls
 from fsdp_sim.configurations.keys import Keys
-from fsdp_sim.configurations.loaded import chunked_loss, dims_of
+from fsdp_sim.configurations.loaded import chunked_loss, dims_of, of_preferences
 from fsdp_sim.configurations.said import Asked, Said, dtype_of
 from fsdp_sim.configurations.trainer import plan_of_arguments, say_who_shards
+
+UNPAIRED = ("kto", "apo_zero_unpaired")  # losses of KTO, each over one answer
 
 
 def read(keys: Keys, asked: Asked) -> Said:
@@ -27,8 +29,12 @@ def read(keys: Keys, asked: Asked) -> Said:
         )
     if keys["use_liger_kernel"]:
         plan |= chunked_loss(keys, "use_liger_kernel", asked.given.get("seq_len", plan["seq_len"] or 1024))
-    if "beta" in keys and ("max_prompt_length" in keys or "loss_type" in keys or "precompute_ref_log_probs" in keys):
-        keys.remarks.append(f"{keys.file} trains on preferences: what a reference model computes is not simulated.")
+    of_beta = {"max_prompt_length", "loss_type", "precompute_ref_log_probs", "desirable_weight"}
+    of_ones = "KTOConfig" in keys.called or "desirable_weight" in keys or keys.given.get("loss_type") in UNPAIRED
+    if keys.called & {"DPOConfig", "KTOConfig"} or ("beta" in keys and any(key in keys for key in of_beta)):
+        of_preferences(keys, plan, pairs=not of_ones)
+    elif "RewardConfig" in keys.called or "center_rewards_coefficient" in keys:
+        of_preferences(keys, plan, left_out="a reward model's head of one number, in whose place is the model's own,")
     if keys["attn_implementation"] == "eager":
         plan["attention_impl"] = "math"
     if keys["use_peft"]:

@@ -50,7 +50,7 @@ REASONS = (
         "nothing is copied to the CPU's memory",
     ),
     Reason(ONLY_WITH_ACCUMULATION, lambda c, p: p.grad_accum == 1, "a step has one micro-batch"),
-    Reason(("use_reentrant",), lambda c, p: True, "nothing that is computed again is frozen"),
+    Reason(("use_reentrant",), lambda c, p: not (p.freeze or p.lora_rank), "nothing that is computed again is frozen"),
     Reason(("rms_norm",), lambda c, p: p.compile, "a compiler fuses norms in any case"),
     Reason(("rms_norm",), lambda c, p: True, "it is for RMSNorm, in models given by name or dimensions"),
     Reason(("torch",), lambda c, p: p.torch == "2.14", "torch 2.14 issues what 2.13 does"),

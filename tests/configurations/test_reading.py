@@ -152,6 +152,11 @@ WRONG = [
     ("a.yaml", "distributed_type: FSDP\nnum_processes: ${WORLD_SIZE}", "which only running the program would tell"),
     ("a.yaml", "a: 1\n---\nb: 2", "it holds 2 documents"),
     ("a.yaml", "# nothing", "holds nothing, and no keys"),
+    (
+        "a.yaml",
+        "trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2, fsdp: true}",
+        "model.tensor_model_parallel_size is NeMo's, which trains with Megatron",
+    ),
     ("a.yaml", "global_batch: 8\nprecision: amp\nfsdp_config: {}", "in no format that is known: transformers 5"),
     ("a.yaml", "stage: ppo\nfinetuning_type: lora", "stage is 'ppo'"),
     ("a.yaml", "stage: sft\ncutoff_length: 8", "did you mean cutoff_len?"),
