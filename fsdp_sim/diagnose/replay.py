@@ -1,12 +1,15 @@
 """`Replay`: a recorded step of several ranks played again with other durations, which says what a change would win.
 
 An operation begins when what it came after has ended and its CPU has issued it, and as much later as it did in the
-record. A collective begins on each rank in turn, and moves bytes from when the last has come. Played with the
-durations of the record it gives the record back.
+record. A thread that computes, too, issues as much earlier as what it did before is over. A collective begins on each
+rank in turn, and moves bytes from when the last has come. Played with the durations of the record it gives the record
+back.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -55,6 +58,22 @@ class Replay:
         }
 
     @cached_property
+    def _over(self) -> dict[Key, Key]:
+        """Where the thread that computes also issues: what was over last when it issued an operation."""
+        ended: dict[int, list[tuple[float, Key]]] = defaultdict(list)
+        for key, e in self.ops.items():
+            if self.peers.view(key[0]).on_cpu:
+                ended[key[0]].append((e.end_s, key))
+        for some in ended.values():
+            some.sort()
+        found: dict[Key, Key] = {}
+        for key, e in self.ops.items():
+            some = ended[key[0]]
+            if place := bisect_right(some, e.issue_s + self.peers.view(key[0]).touch_s, key=lambda one: one[0]):
+                found[key] = some[place - 1][1]
+        return found
+
+    @cached_property
     def _order(self) -> list[Key]:
         return sorted(self.ops, key=lambda key: (self.ops[key].start_s, self.ops[key].end_s, key[1]))
 
@@ -63,14 +82,18 @@ class Replay:
 
         Args:
             shorter_s: by how much operations are shorter than in the record; of collectives nothing counts.
-            earlier_s: by how much earlier the CPU issues operations.
+            earlier_s: by how much earlier the CPU issues operations; where it computes too, by how much a pause before
+                them is shorter.
         """
         ends: dict[Key, float] = {}
         starts: dict[Key, float] = {}
         last_came_s = {key: max(self._came_s[k] for k in keys) for key, keys in self._meeting.items()}
         for key in self._order:
             e = self.ops[key]
+            over = self._over.get(key)
             issue_s = e.issue_s - earlier_s.get(key, 0.0)
+            if over in ends:
+                issue_s -= self.ops[over].end_s - ends[over]
             before = self._before[key]
             bound_s = max([e.issue_s, *(self.ops[k].end_s for k in before)])
             moved_s = max([issue_s, *(ends[k] for k in before if k in ends)])

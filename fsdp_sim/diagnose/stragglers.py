@@ -7,6 +7,7 @@ in time says why; the step is played again as if it had done as they did, which 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
@@ -17,7 +18,7 @@ from fsdp_sim.diagnose.findings import Lateness, RankTimes, Straggler
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.replay import Replay
-from fsdp_sim.timeline import Event, Interval, Op, busy_s, computes, total_s, uncovered, union
+from fsdp_sim.timeline import Event, Interval, Op, busy_s, computes, subtract, total_s, uncovered, union
 from fsdp_sim.words import human_ms, percent
 
 CLEARLY = 0.02  # of a step: what a rank has to cost to be called a straggler
@@ -100,6 +101,8 @@ def straggler(found: StepObservation, rows: Sequence[RankTimes]) -> Straggler | 
     for row in sorted(rows, key=lambda row: -row.made_wait_s)[:2]:
         excess = _excess(found, row.rank, usual)
         won_s = as_it_is_s - replay.step_s(excess.shorter_s, excess.earlier_s)
+        if not excess.reasons(found, row.rank):  # it was not slower than the others, only elsewhere
+            continue
         if best is None or won_s > best[0]:
             best = won_s, row.rank, excess
     if best is None or best[0] < CLEARLY * step_s:
@@ -125,7 +128,10 @@ def _keyed(found: StepObservation, rank: int) -> dict[What, Event]:
 
 
 class _Usual(NamedTuple):
-    """What the ranks did: of each operation its seconds on every rank, and the CPU's pause before it."""
+    """What the ranks did: of each operation its seconds on every rank, and the CPU's pause before it.
+
+    Where the thread that computes also issues, `_Thread` says how long it paused.
+    """
 
     by_rank: dict[int, dict[What, Event]]
     seconds: dict[What, dict[int, float]]
@@ -138,12 +144,31 @@ def _usual(found: StepObservation) -> _Usual:
     pauses: dict[What, dict[int, float]] = defaultdict(dict)
     begin_s = min(e.issue_s for keyed in by_rank.values() for e in keyed.values())
     for rank, keyed in by_rank.items():
+        thread = _Thread(found, rank) if found.view.on_cpu else None
         before_s = begin_s  # a rank that begins its step late has paused
         for what, e in keyed.items():
             seconds[what][rank] = e.duration_s
-            pauses[what][rank] = max(0.0, e.issue_s - before_s)
+            until_s = max(before_s, e.issue_s)
+            pauses[what][rank] = thread.paused_s(before_s, until_s) if thread else until_s - before_s
             before_s = max(before_s, e.issue_s)
     return _Usual(by_rank, seconds, pauses)
+
+
+class _Thread:
+    """When a thread that computes and issues stood still with nothing of its own to do.
+
+    It did not while it computed; nor, before it issued something, while a collective was in flight that was over then.
+    """
+
+    def __init__(self, found: StepObservation, rank: int) -> None:
+        view = found.peers.view(rank)
+        self.busy = union((e.start_s, e.end_s) for e in view.computing)
+        self.flown = sorted((e.end_s, found.peers.came_s([e], e)) for e in view.communicating)
+
+    def paused_s(self, start_s: float, end_s: float) -> float:
+        first, last = (bisect_right(self.flown, (at_s, float("inf"))) for at_s in (start_s, end_s))
+        flown = [(came_s, over_s) for over_s, came_s in self.flown[first:last]]
+        return total_s(subtract([(start_s, end_s)], [*flown, *self.busy]))
 
 
 def _most(some: Sequence[tuple[Event, float]]) -> list[str]:
@@ -215,7 +240,7 @@ def _excess(found: StepObservation, rank: int, usual: _Usual) -> _Excess:
     computed, paused = [], []
     kernels = dict.fromkeys(("matmul", "attention", "other"), 0.0)
     busy = union((o.start_s, o.end_s) for o in view.computing)
-    ahead_s = 0.0  # by how much earlier everything from here on is issued
+    ahead_s = 0.0  # by how much earlier this and, unless the thread computes too, everything from here on is issued
     for what, e in usual.by_rank[rank].items():
         others = [s for other, s in usual.seconds[what].items() if other != rank]
         if others and computes(e.op, e.lane):
@@ -231,10 +256,12 @@ def _excess(found: StepObservation, rank: int, usual: _Usual) -> _Excess:
                 kernels["other"] += more_s - matmul_s - attention_s
         pauses = [s for other, s in usual.pauses[what].items() if other != rank]
         mine_s = usual.pauses[what].get(rank, 0.0)
-        if pauses and not _held(busy, e, mine_s, view.launch_s):
+        if pauses and (view.on_cpu or not _held(busy, e, mine_s, view.launch_s)):
             ahead_s += mine_s - median(pauses)
             paused.append(_Pause(e, mine_s - median(pauses), mine_s))
         earlier[rank, e.seq] = ahead_s
+        if view.on_cpu:  # each pause alone: what comes next is issued when this is over
+            ahead_s = 0.0
     return _Excess(shorter, earlier, computed, paused, kernels)
 
 

@@ -62,6 +62,19 @@ def test_where_collectives_begin_when_the_last_has_come_the_straggler_is_found_t
     assert diagnose(simulated(1.0)).straggler is None
 
 
+@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp"])
+def test_a_thread_that_computes_is_late_with_all_that_it_issues_next(api: str) -> None:
+    def of(factor: float) -> Timeline:
+        skew = lambda s, n: straggler(s, n, rank=2, factor=factor)  # noqa: E731
+        return simulate("gpt2-124m", Cluster("cpu", gpus=4), Plan(api=api, seq_len=128), skew=skew).timeline
+
+    found = diagnose(of(1.2)).straggler
+    assert found is not None
+    assert (found.rank, found.cost_s) == (2, pytest.approx(of(1.2).span_s - of(1.0).span_s, rel=0.1))
+    assert "compute" in [reason.what for reason in found.reasons]
+    assert diagnose(of(1.0)).straggler is None
+
+
 def test_the_straggler_is_named_with_what_the_step_loses_by_it(slow: Timeline) -> None:
     found = diagnose(slow)
     assert found.straggler is not None
