@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
 from fsdp_sim.words import human_latency, human_ms, percent
+
+SHOWN = 8  # of ranks that are not at hand
 
 
 def notes(d: Diagnosis, found: StepObservation) -> list[str]:
@@ -36,6 +39,11 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
         lines.append(
             f"One process drives several devices here. Those with the numbers {', '.join(map(str, others[:8]))} are "
             f"left out; all that is said is of one."
+        )
+    if odd := found.peers.timeline.header.untimed:
+        lines.append(
+            f"{odd:,} event{'s have' if odd > 1 else ' has'} a time or a duration that is no number, or a negative one: "
+            f"left out, or taken to last no time. What is said may be wrong by that: record again."
         )
     if kernels := found.peers.timeline.header.of_graphs:
         lines.append(
@@ -83,12 +91,12 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
 def _missing(found: StepObservation) -> str:
     """Which ranks are not at hand, where some are."""
     ranks, world = found.peers.timeline.ranks, found.peers.timeline.header.world_size
-    missing = sorted(set(range(world)) - set(ranks))
-    if not found.peers.several or not missing:
+    if not found.peers.several or len(ranks) >= world:
         return ""
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    missing = list(islice((rank for rank in range(world) if rank not in ranks), SHOWN))  # a file may say any number
+    more = f" and {world - len(ranks) - SHOWN:,} more" if world - len(ranks) > SHOWN else ""
     return (
-        f"Of {world} ranks {len(ranks)} are at hand; not: {', '.join(map(str, missing[:8]))}{more}. A rank that is not "
+        f"Of {world:,} ranks {len(ranks)} are at hand; not: {', '.join(map(str, missing))}{more}. A rank that is not "
         f"at hand may be the one that all others wait for."
     )
 

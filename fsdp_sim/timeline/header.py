@@ -106,6 +106,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         clocks: how clocks of ranks were set by each other.
         left_out: of a measured run the devices whose kernels stand in the same file and were not read.
         of_graphs: of a measured run how many kernels graphs launched (CUDA's), many with one call.
+        untimed: of a measured run how many events have a time or a duration that is none.
         began_unix_s: of a measured run when second 0 was by the machine's clock, in seconds since 1970; 0 where nobody
             said.
     """
@@ -125,5 +126,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clocks: tuple[ClockShift, ...] = ()
     left_out: tuple[int, ...] = ()
     of_graphs: int = 0
+    untimed: int = 0
     began_unix_s: float = 0.0
     version: int = VERSION

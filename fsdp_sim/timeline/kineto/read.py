@@ -100,7 +100,7 @@ class _TraceFile:
 
     def __init__(self, path: Path, rows: TraceRows, host: Host, drafts: list[Draft], rank: int) -> None:
         self.path, self.metadata, self.rank = path, rows.metadata, rank
-        self.left_out = rows.left_out
+        self.left_out, self.untimed = rows.left_out, rows.untimed
         self.of_graphs = sum(kernel.correlation in rows.graphs for kernel in rows.kernels)
         self.on_gpu = bool(rows.kernels)
         # Of one rank nothing is gathered: annotations say it. Of DDP and ZeRO the operations give it away.
@@ -224,7 +224,7 @@ def _header(reads: list[_TraceFile], work: list[HostWork]) -> Header:
         device="gpu" if reads[0].on_gpu else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
         hosts={r.rank: host for r in reads if isinstance(host := r.metadata.get("host_name"), str)},
         host_work=tuple(work), left_out=tuple(sorted({device for r in reads for device in r.left_out})),
-        of_graphs=sum(r.of_graphs for r in reads),
+        of_graphs=sum(r.of_graphs for r in reads), untimed=sum(r.untimed for r in reads),
     )  # fmt: skip
 
 

@@ -119,13 +119,14 @@ class TraceRows:
         collectives: CPU operations of torch.distributed, with their arguments; gloo: its threads' spans.
         launched: where a correlation id was launched: (start, thread).
         graphs: the correlation ids of graphs, which launch many kernels at once.
+        untimed: how many events have a time or a duration that is no number, or a negative duration.
         left_out: devices whose kernels are no longer among `kernels`.
         modules, frames: Python's calls of ``nn.Module`` and of the user's functions, these as ``file:line``.
     """
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
-        self.count = 0
+        self.count = self.untimed = 0
         self.annotations: list[Span] = []
         self.gloo: list[tuple[Span, Args]] = []  # collectives on gloo's threads
         self.names: list[str] = []
@@ -232,9 +233,13 @@ def read_rows(path: str | Path, progress: Progress | None = None, *, max_bytes: 
 
 def _take(rows: TraceRows, raw: Raw) -> None:
     take = _TAKERS.get((raw.ph, raw.cat)) if isinstance(raw.cat, str) and isinstance(raw.ph, str) else None
-    start = _number(raw.ts) if take else None
-    if take is not None and start is not None and isinstance(raw.name, str):
-        take(rows, raw, Span(start, start + max(_number(raw.dur) or 0.0, 0.0), thread(raw.tid), raw.name))
+    if take is None or not isinstance(raw.name, str):
+        return
+    start, lasts = _number(raw.ts), _number(raw.dur) if raw.ph == "X" or raw.dur is not None else 0.0
+    if start is None or lasts is None or lasts < 0:
+        rows.untimed += 1
+    if start is not None:
+        take(rows, raw, Span(start, start + max(lasts or 0.0, 0.0), thread(raw.tid), raw.name))
 
 
 def _take_op(rows: TraceRows, raw: Raw, span: Span) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from fsdp_sim.diagnose import diagnose
+from fsdp_sim.timeline import read_timeline
 from fsdp_sim.timeline.kineto import read_kineto, stream
 from fsdp_sim.timeline.kineto.repair import repaired
 from fsdp_sim.timeline.kineto.stream import EventStream
@@ -55,6 +57,24 @@ LAYOUTS = {
 def test_the_layout_of_the_file_does_not_matter(layout: str, tmp_path: Path, small_chunks: None) -> None:
     want = [(e.get("ph"), e.get("cat"), e.get("name"), e.get("ts"), e.get("tid")) for e in DOCUMENT["traceEvents"]]
     assert events(written(tmp_path, LAYOUTS[layout]())) == want
+
+
+@pytest.mark.parametrize("lasts", [float("nan"), -1.0, 1e300, "long"])
+def test_events_of_no_time_are_counted_and_said(lasts: Any, tmp_path: Path) -> None:
+    given = json.loads(TEXT)
+    of_one = next(e for e in given["traceEvents"] if e.get("cat") == "cpu_op")
+    of_one["dur"] = lasts
+    read = read_timeline(written(tmp_path, given))
+    assert read.header.untimed == 1
+    assert any(note.startswith("1 event has a time or a duration") for note in diagnose(read).notes)
+    assert read_timeline(written(tmp_path, TEXT)).header.untimed == 0
+
+
+def test_a_rank_of_any_number_is_read(tmp_path: Path) -> None:
+    """Which ranks are not at hand is no list of as many."""
+    given = json.loads(TEXT)
+    given["distributedInfo"] = given.get("distributedInfo", {}) | {"rank": 10**12}
+    assert diagnose(read_timeline(written(tmp_path, given))).rank == 10**12
 
 
 def test_text_that_looks_like_the_end_of_an_event_ends_none(tmp_path: Path, small_chunks: None) -> None:
