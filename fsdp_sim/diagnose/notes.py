@@ -42,8 +42,8 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
         )
     if odd := found.peers.timeline.header.untimed:
         lines.append(
-            f"{odd:,} event{'s have' if odd > 1 else ' has'} a time or a duration that is no number, or a negative one: "
-            f"left out, or taken to last no time. What is said may be wrong by that: record again."
+            f"{odd:,} event{'s have' if odd > 1 else ' has'} a time or a duration that is no number, or a negative "
+            f"one: left out, or taken to last no time. What is said may be wrong by that: record again."
         )
     if kernels := found.peers.timeline.header.of_graphs:
         lines.append(
