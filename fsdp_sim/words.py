@@ -61,6 +61,16 @@ def human_count(number: float) -> str:
     return f"{number:.3g}"
 
 
+def human_rate(per_s: float) -> str:
+    """So many a second, whole, unless they are few.
+
+    Example:
+        >>> human_rate(20_574.3), human_rate(1.78), human_rate(0.0803)
+        ('20,574', '1.8', '0.08')
+    """
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+
+
 def signed_ms(seconds: float) -> str:
     """``+1.20 ms`` or ``−1.20 ms``, with a real minus sign."""
     return f"{MINUS if seconds < -5e-8 else '+'}{human_ms(abs(seconds))}"

@@ -26,7 +26,7 @@ from fsdp_sim.requests import (
 )
 from fsdp_sim.simulation import peak_dtype, workspace_bytes
 from fsdp_sim.spec import text_of
-from fsdp_sim.words import human_bytes, human_count, human_ms
+from fsdp_sim.words import human_bytes, human_count, human_ms, human_rate
 
 BAR = 32  # characters of the longest bar
 FIT_STYLE = {"fits": "", "on the edge": "yellow", "does not fit": "red"}
@@ -81,7 +81,7 @@ def print_result(result: Result, job: Job) -> None:
         ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),
         (
             "throughput",
-            f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
+            f"{human_rate(result.tokens_per_s_per_gpu)} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
         ),
         ("MFU", f"{result.mfu:.1%}{f' of the peak in {peak}' if plan.fp8 or peak != dtype else ''}"),
         ("exposed communication", f"{human_ms(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
@@ -143,7 +143,7 @@ def print_results(results: Sequence[Result | Failure]) -> None:
             continue
         table.add_row(
             name, result.model, f"{result.gpus} x {result.gpu}", human_ms(result.step_time_s),
-            f"{result.tokens_per_s_per_gpu:,.0f}", f"{result.mfu:.1%}",
+            human_rate(result.tokens_per_s_per_gpu), f"{result.mfu:.1%}",
             f"{result.exposed_comm_s / result.step_time_s:.1%}",
             Text(human_bytes(result.peak_memory_bytes), style=FIT_STYLE[result.fit]),
         )  # fmt: skip
@@ -200,8 +200,8 @@ def print_fit(found: FitResult) -> None:
     console.print(found.limit)
     if isinstance(found.fits, Result):
         console.print(
-            f"Step time {human_ms(found.fits.step_time_s)}, {found.fits.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
-            f"MFU {found.fits.mfu:.1%}.\n"
+            f"Step time {human_ms(found.fits.step_time_s)}, "
+            f"{human_rate(found.fits.tokens_per_s_per_gpu)} tokens/s per GPU, MFU {found.fits.mfu:.1%}.\n"
         )
         print_memory(console, found.fits)
     if isinstance(found.too_large, Result):
@@ -288,7 +288,7 @@ def _plans(title: str, rows: Sequence[tuple[str, TunedPlan, str]]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("")
     for name, plan, remark in rows:
-        numbers = human_ms(plan.step_time_s), f"{plan.tokens_per_s_per_gpu:,.0f}", human_bytes(plan.peak_memory_bytes)
+        numbers = human_ms(plan.step_time_s), human_rate(plan.tokens_per_s_per_gpu), human_bytes(plan.peak_memory_bytes)
         table.add_row(Text(name), *numbers, remark)
     return table
 

@@ -57,6 +57,12 @@ class Measured:
         for name, value in given.items():
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value!r}; it must be a number above 0")
+        peak, held = self.peak_bytes, self.reserved_bytes
+        if peak is not None and held is not None and held < 0.99 * peak:  # logs round
+            raise ValueError(
+                f"{human_bytes(held)} reserved are less than {human_bytes(peak)} allocated, a part of them; give both "
+                f"peaks of one run, the larger as reserved"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.spec import text_of
-from fsdp_sim.words import human_bytes, human_ms
+from fsdp_sim.words import human_bytes, human_ms, human_rate
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
     "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",
@@ -116,5 +116,5 @@ def change_in_words(change: Change) -> str:
     edge = "" if change.fit == "fits" else f" ({change.fit}, with what the allocator holds)"
     return (
         f"{change.what}: {human_bytes(change.peak_memory_bytes)}{edge}, {human_ms(change.step_time_s)} a step, "
-        f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})"
+        f"{human_rate(change.tokens_per_s_per_gpu)} tokens/s per GPU  ({fields})"
     )

@@ -25,7 +25,7 @@ from fsdp_sim.simulation.remarks import remarks
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Op, Timeline
-from fsdp_sim.words import in_brief
+from fsdp_sim.words import human_rate, in_brief
 
 Skew = Callable[[Given, int], Given]
 
@@ -95,7 +95,7 @@ class Simulation:
         return (
             f"Simulation({self.workload.name} on {self.cluster.gpus} x {self.cluster.gpu.name}: "
             f"{self.step_time_s * 1e3:.1f} ms a step (80%: {low * 1e3:.1f} to {high * 1e3:.1f} ms), "
-            f"{self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
+            f"{human_rate(self.tokens_per_s_per_gpu)} tokens/s per GPU, "
             f"{self.peak_memory_bytes / 2**30:.1f} GiB{'' if self.fit is Fit.FITS else f', {self.fit}'})"
         )
 

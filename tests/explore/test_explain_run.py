@@ -64,6 +64,11 @@ def test_what_no_such_gpu_can_have_done_is_refused(measured, says):
         explain_run(*RUN, measured)
 
 
+def test_less_reserved_than_allocated_is_no_run():
+    with pytest.raises(ValueError, match=r"70\.0 GiB reserved are less than 75\.0 GiB allocated, a part of them"):
+        Measured(peak_bytes=75 * 2**30, reserved_bytes=70 * 2**30)
+
+
 def test_the_measurement_that_decides_is_the_one_in_which_the_first_two_differ():
     """Time alone does not tell a slow rank from blocks that are computed again; memory does, with both predictions."""
     did = simulate(RUN[0], RUN[1], replace(RUN[2], activation_checkpointing="full"))

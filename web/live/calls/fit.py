@@ -17,7 +17,7 @@ from fsdp_sim.requests import (
     with_config,
 )
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.words import human_bytes, human_count, human_ms
+from fsdp_sim.words import human_bytes, human_count, human_ms, human_rate
 
 
 def fit(argument: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def fit(argument: dict[str, Any]) -> dict[str, Any]:
         "numbers": [
             ["step time", human_ms(result.step_time_s)],
             ["four times in five", " to ".join(map(human_ms, result.step_time_interval_s))],
-            ["throughput", f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"],
+            ["throughput", f"{human_rate(result.tokens_per_s_per_gpu)} tokens/s per GPU"],
             ["MFU", f"{result.mfu:.1%}"],
             ["held by the allocator", human_bytes(result.reserved_memory_bytes)],
         ],
