@@ -76,7 +76,8 @@ def model_from_config(
             raise
         except Exception as error:  # whatever its code says, such as that experts multiply in bf16 alone
             raise ValueError(
-                f"{where}: {head.__name__} does not run with param_dtype={plan.param_dtype!r}: {error}"
+                f"{where}: {head.__name__} does not run on {plan.micro_batch} x {plan.seq_len:,} tokens with "
+                f"param_dtype={plan.param_dtype!r}: {error}"
             ) from None
 
 

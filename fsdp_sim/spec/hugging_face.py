@@ -197,7 +197,8 @@ class _Reader:
     def _named(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """By the names that the reader knows; where there are two spellings, the class reads its own."""
         ordered = sorted(config.items(), key=lambda item: item[0] in self.of["config"])
-        named = {self.canonical.get(key, key): value for key, value in ordered}
+        unread = self.of.get("unread", ())
+        named = {self.canonical.get(key, key): value for key, value in ordered if key not in unread}
         pattern = named.get("sliding_window_pattern")
         if isinstance(pattern, str) and re.fullmatch("L*G", pattern):  # of EXAONE: local and global layers
             named["sliding_window_pattern"] = len(pattern)
@@ -270,7 +271,7 @@ class _Reader:
     def _refuse_what_is_not_understood(self) -> None:
         ruled = {key for key, _, _ in self.rules}
         for key, value in self._named(self.given).items():
-            if key in ruled or key in READ or key in ("model_type", *self.of["config"], *self.of.get("unread", ())):
+            if key in ruled or key in READ or key in ("model_type", *self.of["config"]):
                 continue
             if key in ONLY:
                 allowed = ONLY[key]

@@ -225,6 +225,7 @@ def test_keys_that_change_no_shape_do_not_matter() -> None:
         ("cohere2", {"layer_switch": 4, "position_embedding_type": "rope_gptj", "use_gated_activation": True}),
         ("ernie4_5", {"use_rmsnorm": True}),
         ("exaone4", {"sliding_window_pattern": "LLLG"}),
+        ("hunyuan_v1_dense", {"attention_head_dim": 128, "num_experts": 1, "norm_type": "rms", "use_qk_norm": True}),
         ("minimax_m2", {"mlp_intermediate_size": 8192, "num_mtp_modules": 3, "use_qk_norm": True}),
     ],
 )
