@@ -6,14 +6,15 @@ back on torch's default, so that one plan has one name.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from fsdp_sim.cost import workload
 from fsdp_sim.schedule import SDPA
-from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, OPERATORS, Cluster, Model, Plan, shards_of, takes
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, OPERATORS, SETTINGS_OF, Cluster, Model, Plan, shards_of, takes
 from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
@@ -153,10 +154,18 @@ class Space:
 
     def with_fields(self, plan: Plan, fields: Mapping[str, Any]) -> Plan | None:
         """A plan with other values; None where they contradict the rest."""
-        try:
-            return replace(plan, **_meaningful({**_values_of(plan), **fields}, self.cluster))
-        except ValueError:
-            return None
+        values = _meaningful({**_values_of(plan), **fields}, self.cluster)
+        key = (*values.values(), *map(type, values.values()))  # True is not 1
+        if key not in self._plans:
+            try:
+                self._plans[key] = replace(plan, **values)
+            except ValueError:
+                self._plans[key] = None
+        return self._plans[key]
+
+    @cached_property
+    def _plans(self) -> dict[tuple[Any, ...], Plan | None]:
+        return {}
 
 
 def space_of(
@@ -190,7 +199,8 @@ def space_of(
         if name not in Plan.__dataclass_fields__:
             raise ValueError(f"a plan has no {name} to vary or hold; {did_you_mean(name, Plan.__dataclass_fields__)}")
     found: dict[str, tuple[Lever, Values]] = {}
-    for name, given in asked.items():
+    places = {field: place for place, lever in enumerate(LEVERS.values()) for field in lever.fields}
+    for name, given in sorted(asked.items(), key=lambda one: places.get(one[0], len(places))):
         lever = _lever(name, given)
         if loss := [field for field in lever.fields if field in LEARNS and not {name, field} & allowed]:
             raise ValueError(f"{loss[0]} changes what is learnt; to vary it all the same, allow it: allow {name}")
@@ -246,14 +256,19 @@ def _taken(found: Mapping[str, tuple[Lever, Values]], cluster: Cluster, start: P
 
 
 def _values_of(plan: Plan) -> dict[str, Any]:
-    return {f.name: getattr(plan, f.name) for f in fields(Plan)}
+    return {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
+
+
+@functools.lru_cache(maxsize=None, typed=True)  # True is not 1
+def _is_taken(api: str, name: str, value: Any) -> bool:
+    return takes(api, name).test(value)
 
 
 def _meaningful(values: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """The values of a plan, with torch's default where one means nothing beside the others."""
     every = dict(values)
-    for name, value in values.items():
-        if not takes(every["api"], name).test(value):
+    for name in SETTINGS_OF:
+        if not _is_taken(every["api"], name, values[name]):
             every[name] = Plan.__dataclass_fields__[name].default
     if every["api"] != "fsdp2" and every["wrap"] == "embed_block_head":
         every["wrap"] = "block"

@@ -18,11 +18,13 @@ from fsdp_sim.explore.pareto import pareto
 from fsdp_sim.explore.search import Outcome, Search
 from fsdp_sim.explore.space import Space, space_of
 from fsdp_sim.requests import Change
-from fsdp_sim.simulation import Fit, Simulation, simulate
+from fsdp_sim.simulation import EDGE, Fit, Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan, number
 
 SAME = 0.0005  # of a step: for less than this no setting is changed
 SMALLER = (0.75, 0.5, 0.25)  # of the best plan's memory: where else the front is looked for
+FRONT = 0.01  # of a step: what a look at the front is expected to gain at least
+PATIENCE = 15  # looks in a row that found nothing better
 OVER = 1.001  # times the limit: what a plan on the edge counts as
 
 
@@ -146,12 +148,12 @@ def tune(
     would_fit: list[Change] = []
     interrupted = False
     try:
-        search.run(tries.limit_bytes)
+        search.run(tries.usable_bytes)
         if (fastest := tries.best) is not None:
             for share in SMALLER:
-                search.follow(share * fastest.peak_memory_bytes)
+                search.follow(share * fastest.peak_memory_bytes, FRONT, PATIENCE)
             if tries.best is not fastest:  # that was found on the way
-                search.settle(tries.limit_bytes)
+                search.run(tries.usable_bytes)
             tries.best = _simplest(space, tries, tries.best or fastest)
             worth = _worth(space, tries, tries.best)
         else:
@@ -200,9 +202,11 @@ class _Tries:
         self.most_blocks = max(MAX_BLOCKS_TRIED, _blocks(model) * start.grad_accum)
         self.seen: dict[Plan, Candidate] = {}
         self.checks: set[Plan] = set()  # plans that were simulated whole, with torch's allocator
+        self.held: dict[Plan, float] = {}  # bytes that torch's allocator holds, where it was played
         self.best: Candidate | None = None
         of_gpu = simulate(model, cluster, start, **options).memory_limit_bytes
         self.limit_bytes = of_gpu if limit_bytes is None else min(of_gpu, limit_bytes)
+        self.usable_bytes = min(self.limit_bytes, EDGE * of_gpu if cluster.kind == "gpu" else of_gpu)
 
     def simulated(self, plan: Plan) -> Candidate:
         """The plan, simulated, maybe in short. Raises ValueError for one that is impossible."""
@@ -232,8 +236,10 @@ class _Tries:
             found = self.simulated(plan)
         except ValueError:  # this model or cluster does not take such a plan
             return None
-        needs = found.peak_memory_bytes if found.fits else max(found.peak_memory_bytes, OVER * self.limit_bytes)
-        return Outcome(1.0 / found.tokens_per_s_per_gpu, needs)
+        held = self.held.get(plan)
+        if not found.fits:
+            held = max(held or found.peak_memory_bytes, OVER * self.usable_bytes)
+        return Outcome(1.0 / found.tokens_per_s_per_gpu, found.peak_memory_bytes, held)
 
     @property
     def smallest(self) -> Candidate:
@@ -254,6 +260,8 @@ class _Tries:
             sim = simulate(self.model, self.cluster, plan, **self.options)
             peak = sim.peak_memory_bytes
             fits = peak <= self.limit_bytes and sim.fit is Fit.FITS
+            if sim.fit_at_once is None and self.usable_bytes < self.limit_bytes:
+                self.held[plan] = sim.memory.reserved_bytes
             self.seen[plan] = Candidate(plan, sim.step_time_s, sim.tokens_per_s_per_gpu, peak, fits)
         return self.seen[plan]
 

@@ -16,6 +16,7 @@ from fsdp_sim.simulation import Fit
 SMALL = Model("small", n_layer=4, d_model=1024, n_head=16, d_ffn=4096, vocab=50304, bias=False)
 A100 = Cluster("A100-SXM-40GB", gpus=16, bandwidth_gbps=50)
 START = Plan(micro_batch=2, grad_accum=4, seq_len=1024, param_dtype="bf16", reduce_dtype="fp32")
+ALIKE = ("forward_prefetch", "backward_prefetch", "separate_reduce_scatter_group", "compile", "requires_gradient_sync")
 SPACE = ("shard_size", "reshard_after_forward", "activation_checkpointing", "micro_batch", "compile")
 
 
@@ -42,6 +43,45 @@ def test_a_search_finds_the_best_of_all_plans_with_few_looks(space_and_outcomes,
     assert found.bytes <= limit
     assert found.seconds <= 1.005 * best
     assert len(search.seen) < len(outcomes) / 4  # of 5% in spaces of thousands of plans: tests/bench/bench_tune.py
+
+
+def test_of_too_many_plans_the_best_is_found_too(space_and_outcomes, monkeypatch):
+    """The fastest of all, which fits only with checkpointing and smaller micro-batches than the start's."""
+    space, outcomes = space_and_outcomes
+    limit = 1.001 * sorted(one.bytes for one in outcomes.values())[len(outcomes) // 10]
+    monkeypatch.setattr("fsdp_sim.explore.search.WHOLE", 0)
+    monkeypatch.setattr("fsdp_sim.explore.search.MOST", 10)
+    search = Search(space, outcomes.get, Bounds(SMALL, A100, {}))
+
+    search.run(limit)
+
+    best = min(one.seconds for one in outcomes.values() if one.bytes <= limit)
+    assert outcomes[search.best(limit)].seconds <= 1.005 * best
+    assert len(search.seen) < len(outcomes) / 2
+
+
+def test_values_that_are_better_only_together_are_found():
+    """Each alone is slower than none, so that no plan beside the best shows the way."""
+    space = space_of(SMALL, A100, START, vary=["reshard_after_forward", *ALIKE])
+
+    def look(plan):
+        helps = (plan.reshard_after_forward is True) + (plan.forward_prefetch == 2)
+        return Outcome((1.0, 1.1, 0.8)[helps], 1.0)
+
+    search = Search(space, look, lambda plan, most=None: Outcome(0.7, 0.5))
+    search.run(1.0)
+
+    best = search.best(1.0)
+    assert (best.reshard_after_forward, best.forward_prefetch) == (True, 2)
+    assert len(search.seen) < len(space) / 4
+
+
+def test_a_plan_that_waits_for_the_network_is_bounded_by_what_it_sends():
+    """By all-gathers or by reduce-scatters: both may be in flight at once."""
+    slow = replace(A100, bandwidth_gbps=1)
+    sim = simulate(SMALL, slow, START)
+
+    assert Bounds(SMALL, slow, {})(START).seconds * sim.tokens_per_s_per_gpu > 0.5
 
 
 def test_the_best_fits_and_its_prices_are_those_of_simulations():
