@@ -78,9 +78,11 @@ def plan_of_zero(zero: Zero, keys: Keys) -> dict[str, Any]:
     else:
         plan["clip_grad_norm"] = zero.clips
     if zero.dtype is not None and zero.stage:
+        more = {1: 6, 2: 4}.get(zero.stage)  # fp32 parameters and gradients that are whole, beside a copy in 2 bytes
+        memory = f" That takes up to {more} bytes of memory more for each parameter." if more else ""
         say(
             f"ZeRO of {where} keeps {zero.dtype} parameters beside an fp32 copy with the optimizer's states; here the "
-            f"fp32 parameters are cast, and gathers are in {zero.dtype}."
+            f"fp32 parameters are cast, and gathers are in {zero.dtype}.{memory}"
         )
     return plan
 
