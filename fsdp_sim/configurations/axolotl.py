@@ -26,6 +26,7 @@ def read(keys: Keys, asked: Asked) -> Said:
     seq_len = asked.given.get("seq_len", keys["sequence_len"])
     plan = plan_of_arguments(inner, asked, said.cluster) | {"seq_len": keys["sequence_len"]}
     keys.remarks += inner.remarks
+    keys.halved = inner.halved
     if keys["optimizer"] in INSTEAD:
         plan["optimizer"] = INSTEAD[keys["optimizer"]]
     plan |= _mesh(keys, asked, said, plan) | _adapters(keys) | _fp8(keys) | _kernels(keys, seq_len)

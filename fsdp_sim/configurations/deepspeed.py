@@ -1,5 +1,7 @@
 """DeepSpeed's ZeRO JSON, and the plan that would equal it: stage 0 is DDP, 1 and 2 are zero1 and zero2, 3 is FSDP2.
 
+Stages 1 and 2 keep parameters in the dtype of compute, and a rank its part of an fp32 copy with the optimizer's states.
+
 Source: deepspeed 0.19.8, `deepspeed.runtime.config.DeepSpeedConfig` (`_set_batch_related_parameters` for the batch),
 `deepspeed.runtime.zero.config.DeepSpeedZeroConfig`, `DeepSpeedEngine.communication_data_type`.
 """
@@ -31,6 +33,7 @@ class Zero(NamedTuple):
     offload_param: str = "none"
     hpz: int = 1
     clips: bool = True
+    autocast: bool = False
 
 
 def plan_of_zero(zero: Zero, keys: Keys) -> dict[str, Any]:
@@ -77,14 +80,31 @@ def plan_of_zero(zero: Zero, keys: Keys) -> dict[str, Any]:
         say(f"{where} clips gradients, which is not simulated with ZeRO stage 2.")
     else:
         plan["clip_grad_norm"] = zero.clips
-    if zero.dtype is not None and zero.stage:
-        more = {1: 6, 2: 4}.get(zero.stage)  # fp32 parameters and gradients that are whole, beside a copy in 2 bytes
-        memory = f" That takes up to {more} bytes of memory more for each parameter." if more else ""
-        say(
-            f"ZeRO of {where} keeps {zero.dtype} parameters beside an fp32 copy with the optimizer's states; here the "
-            f"fp32 parameters are cast, and gathers are in {zero.dtype}.{memory}"
-        )
+    if zero.dtype is not None and not zero.autocast:
+        if zero.stage == 3:
+            say(
+                f"ZeRO of {where} keeps {zero.dtype} parameters beside an fp32 copy with the optimizer's states; here "
+                f"the fp32 parameters are cast, and gathers are in {zero.dtype}."
+            )
+        elif zero.stage:
+            keys.halved = zero.dtype
     return plan
+
+
+def with_master_weights(keys: Keys, said: Said, given: Mapping[str, Any]) -> None:
+    """The plan of stage 1 or 2 whose parameters have 2 bytes (`Keys.halved`), unless an optimizer is given beside."""
+    assert keys.halved is not None
+    optimizer = given.get("optimizer", said.plan.get("optimizer", "adamw"))
+    if optimizer == "adamw" and "optimizer" not in given:
+        said.plan |= {"optimizer": "adamw_master_weights", "optimizer_impl": "fused"}  # of one flat tensor
+        said.dims["dtype"] = keys.halved
+        return
+    more = {"zero1": 6, "zero2": 4}[said.plan["api"]]  # fp32 parameters and gradients that are whole, and a copy
+    keys.remarks.append(
+        f"ZeRO of {keys.file} keeps {keys.halved} parameters beside an fp32 copy with the optimizer's states; here, "
+        f"with {optimizer}, fp32 parameters are cast, which takes up to {more} bytes of memory more for "
+        f"each."
+    )
 
 
 def read(keys: Keys, asked: Asked) -> Said:
@@ -117,6 +137,7 @@ def deepspeed_of(
         keys.remarks.append(f"{keys.file} {passed_over}")
     plan = _plan(keys, asked, cluster, auto)
     outer.remarks += [*keys.sentences, *keys.remarks]
+    outer.halved = keys.halved
     return plan
 
 
@@ -147,7 +168,7 @@ def _plan(keys: Keys, asked: Asked, cluster: dict[str, Any], auto: Mapping[str, 
             zero, keys[f"{zero}.stage"], dtype, keys["communication_data_type"],
             value_of(f"{zero}.reduce_bucket_size", 500_000_000), keys[f"{offload}optimizer.device"],
             keys[f"{offload}param.device"], keys[f"{zero}.zero_hpz_partition_size"],
-            clips=value_of("gradient_clipping", 1.0) != 0,
+            clips=value_of("gradient_clipping", 1.0) != 0, autocast=keys["torch_autocast.enabled"],
         ),
         keys,
     )  # fmt: skip

@@ -113,6 +113,8 @@ def read(
     if said.plan.get("api") == "ddp" and said.plan.get("param_dtype"):
         # Under autocast a gradient has the dtype of its parameter, and DDP reduces gradients as they are
         said.plan.setdefault("reduce_dtype", said.dims.get("dtype", "fp32"))
+    if keys.halved:
+        deepspeed.with_master_weights(keys, said, given or {})
     if passed_over:
         keys.remarks.append(f"{keys.file} {passed_over}")
     remarks = [*keys.remarks, *_unsaid(said, given or {}, keys.file)]

@@ -143,6 +143,7 @@ class Keys:
         remarks: what a reader has to say besides.
         sections: those that are given.
         called: in a Python file: the calls that are read.
+        halved: the dtype of parameters of 2 bytes, beside an fp32 copy of which a rank has its part; None are none.
         others: keys at the top that the package does not have, of a file that it shares with a script.
     """
 
@@ -156,6 +157,7 @@ class Keys:
         self.remarks: list[str] = []
         self.given: dict[str, Any] = {}
         self.sections: set[str] = set()
+        self.halved: str | None = None
         self.called = frozenset(called)
         self.others: dict[str, Any] = {}
         self._checked: list[str] = []

@@ -13,9 +13,14 @@ OPTIMIZERS = {
     "sgd_momentum": "torch.optim.SGD({}, lr=0.1, momentum=0.9)",
     "sgd": "torch.optim.SGD({}, lr=0.1)",
     "adamw_8bit": "torch.optim.AdamW({}, lr=3e-4)",
+    "adamw_master_weights": "torch.optim.AdamW({}, lr=3e-4)",
     "muon": "torch.optim.AdamW({}, lr=3e-4)",
 }
-TODO_OPTIMIZERS = {"adamw_8bit": "torchao.optim.AdamW8bit", "muon": "torch.optim.Muon for the matrices of the blocks"}
+TODO_OPTIMIZERS = {
+    "adamw_8bit": "torchao.optim.AdamW8bit",
+    "adamw_master_weights": "AdamW with an fp32 copy of the parameters",
+    "muon": "torch.optim.Muon for the matrices of the blocks",
+}
 
 
 class Script:

@@ -109,6 +109,8 @@ def promised(old: Configuration, source: str, table: Mapping[str, Any]) -> dict[
         name: value for name, value in old.plan.items()
         if name not in (*OWN, *table["silent"]) and "fsdp2" in SETTINGS_OF.get(name, ("fsdp2",))
     }  # fmt: skip
+    if old.plan.get("optimizer") == "adamw_master_weights":  # DeepSpeed's; FSDP2's parameters are fp32 themselves
+        plan = {name: value for name, value in plan.items() if name not in ("optimizer", "optimizer_impl")}
     wrap, strategy = old.plan.get("wrap", "block"), old.plan.get("sharding_strategy", "FULL_SHARD")
     keeps = old.plan["api"] in ("zero1", "zero2") or strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
     if not table["plugin"]:
@@ -140,6 +142,8 @@ def jobs_of_configuration(path: str, found: Migration, texts: Mapping[str, str])
         new.write_text(found.new, "utf-8", newline="")
         silent = table_of(read(new).format)["silent"]
         plan = {name: text_of(value) for name in silent if (value := getattr(before.plan, name)) is not None}
+        if plan.get("optimizer") == "adamw_master_weights":
+            plan["optimizer"] = "adamw"
         after = resolve(request_of_texts({**plan, **texts, "config": str(new)}))
     return before, after
 

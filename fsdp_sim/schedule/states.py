@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
 from fsdp_sim.schedule.optimizer import matrices
 from fsdp_sim.schedule.unit import Unit
-from fsdp_sim.spec import DTYPE_BYTES, MIN_8BIT, OPTIMIZERS, Optimizer, Plan, shards_of
+from fsdp_sim.spec import DTYPE_BYTES, OPTIMIZERS, Optimizer, Plan, shards_of
 from fsdp_sim.timeline import Memory
 
 
@@ -56,6 +56,6 @@ def state_bytes(units: Sequence[Unit], plan: Plan, world_size: int) -> dict[tupl
 def _beside(optimizer: Optimizer, n_bytes: int, dtype_bytes: int, shards: int) -> int:
     """Bytes of states of all ranks beside a parameter of so many."""
     elements = n_bytes // dtype_bytes
-    if optimizer.state_bytes is not None and elements // shards >= MIN_8BIT:
+    if optimizer.state_bytes is not None and elements // shards >= optimizer.least:
         return round(optimizer.states * elements * optimizer.state_bytes)
     return optimizer.states * n_bytes

@@ -21,7 +21,7 @@ from fsdp_sim.spec.hugging_face import UnknownModelError, may_change_shapes
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.operators import OPERATORS, aten_names
-from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
+from fsdp_sim.spec.optimizers import OPTIMIZER_STATES, OPTIMIZERS, Optimizer
 from fsdp_sim.spec.plan import (
     ONLY_WITH_ACCUMULATION,
     SETTINGS_OF,
@@ -40,7 +40,6 @@ __all__ = [
     "DTYPE_BYTES",
     "FLOAT8",
     "GATED",
-    "MIN_8BIT",
     "ONLY_WITH_ACCUMULATION",
     "OPERATORS",
     "OPTIMIZERS",

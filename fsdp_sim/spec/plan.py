@@ -218,8 +218,9 @@ class Plan:
         async_save: training waits until a checkpoint is in the CPU's memory, not in the storage (DCP's ``async_save``).
         storage_gb_per_s: what one rank writes to the storage, in 1e9 bytes a second.
         optimizer: what is kept beside each parameter: ``adamw`` two moments, ``adamw_8bit`` two in a byte each, with
-            scales (torchao, bitsandbytes), ``sgd_momentum`` one, ``sgd`` none; ``muon`` (``torch.optim.Muon``) one for
-            the matrices of the blocks, which it orthogonalises, and AdamW for the rest.
+            scales (torchao, bitsandbytes), ``adamw_master_weights`` two and the parameter once more, all in fp32
+            (DeepSpeed, of parameters in 2 bytes), ``sgd_momentum`` one, ``sgd`` none; ``muon`` (``torch.optim.Muon``)
+            one for the matrices of the blocks, which it orthogonalises, and AdamW for the rest.
         optimizer_impl: ``fused`` is one pass over parameters and states, ``foreach`` torch's default on a GPU: a pass
             for each operator, and for AdamW one more number for each parameter while it runs.
         clip_grad_norm: ``clip_grad_norm_`` before the optimizer. fsdp2 reduces the norms of all parameters in one

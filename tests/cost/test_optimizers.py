@@ -57,6 +57,18 @@ def test_states_in_a_byte_have_a_scale_for_256_and_small_shards_stay_as_they_are
     assert small[Memory.OPTIMIZER, "layers.0"] == round(2 * matrices * (1 + 4 / 256)) // 8 + rest
 
 
+def test_master_weights_and_moments_are_fp32_beside_parameters_in_bf16() -> None:
+    halved = replace(GPT, dtype="bf16")
+    master, plain = (
+        made(halved, api="zero1", optimizer=name, param_dtype=None, reduce_dtype=None)[0].state_bytes
+        for name in ("adamw_master_weights", "adamw")
+    )
+
+    of = Memory.OPTIMIZER, "layers.0"
+    assert master[of] == 3 * plain[of]  # 12 bytes of each, in place of 4, small parameters too
+    assert master[Memory.SHARDED, "layers.0"] == plain[Memory.SHARDED, "layers.0"]
+
+
 def test_foreach_needs_one_more_number_for_each_parameter_while_it_runs() -> None:
     fused, foreach = (memory(made(optimizer_impl=impl)[0]) for impl in ("fused", "foreach"))
     of_optimizer = [m.peak_of([Memory.TEMPORARY], Phase.OPTIMIZER) for m in (fused, foreach)]
