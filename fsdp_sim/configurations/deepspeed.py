@@ -94,7 +94,7 @@ def plan_of_zero(zero: Zero, keys: Keys) -> dict[str, Any]:
 def with_master_weights(keys: Keys, said: Said, given: Mapping[str, Any]) -> None:
     """The plan of stage 1 or 2 whose parameters have 2 bytes (`Keys.halved`), unless an optimizer is given beside."""
     assert keys.halved is not None
-    optimizer = given.get("optimizer", said.plan.get("optimizer", "adamw"))
+    optimizer = said.plan.get("optimizer", "adamw")
     if optimizer == "adamw" and "optimizer" not in given:
         said.plan |= {"optimizer": "adamw_master_weights", "optimizer_impl": "fused"}  # of one flat tensor
         said.dims["dtype"] = keys.halved
@@ -102,8 +102,8 @@ def with_master_weights(keys: Keys, said: Said, given: Mapping[str, Any]) -> Non
     more = {"zero1": 6, "zero2": 4}[said.plan["api"]]  # fp32 parameters and gradients that are whole, and a copy
     keys.remarks.append(
         f"ZeRO of {keys.file} keeps {keys.halved} parameters beside an fp32 copy with the optimizer's states; here, "
-        f"with {optimizer}, fp32 parameters are cast, which takes up to {more} bytes of memory more for "
-        f"each."
+        f"with {given.get('optimizer', optimizer)}, fp32 parameters are cast, which takes up to {more} bytes of memory "
+        f"more for each."
     )
 
 

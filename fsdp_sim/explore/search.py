@@ -223,7 +223,7 @@ class Search:
         assert best is not None
         now, known = self._points[best], self._one_hot(points)
         above = _logs(self._points.values()) - _logs(self._bound(self._plan(point)) for point in points)
-        held = [one.held is not None for one in self._points.values()]
+        held = [bool(one.held) for one in self._points.values()]
         more = [math.log(one.held / one.bytes) for one in self._points.values() if one.held]
         of_seconds, of_bytes = self._predict(0, known, above[:, 0]), self._predict(1, known, above[:, 1])
         of_held = self._predict(2, known[held], np.array(more)) if more else None
@@ -250,7 +250,7 @@ class Search:
         import numpy as np
 
         self._learn(n, known, above)
-        doublings = self._doublings[n].copy()
+        doublings = self._doublings[n]
         inverse = np.linalg.inv(self._alike(known, known, doublings) + NOISE * np.eye(len(known)))
         weights = inverse @ above
         variance = (above @ weights + WEIGHT * SPREAD**2) / (len(known) + WEIGHT)

@@ -24,7 +24,7 @@ from fsdp_sim.spec import Cluster, Model, Plan, number
 SAME = 0.0005  # of a step: for less than this no setting is changed
 SMALLER = (0.75, 0.5, 0.25)  # of the best plan's memory: where else the front is looked for
 FRONT = 0.01  # of a step: what a look at the front is expected to gain at least
-PATIENCE = 15  # looks in a row that found nothing better
+PATIENCE = 15  # looks at the front in a row that find nothing better, and it is left
 OVER = 1.001  # times the limit: what a plan on the edge counts as
 
 

@@ -31,7 +31,7 @@ def torch_script(path: str, texts: Mapping[str, str]) -> str:
     plan |= {} if "clip_grad_norm" in plan else {"clip_grad_norm": _clips(old)}
     words = {name: text for name, text in with_job({**texts, "config": path}).items() if name not in PLAN_FIELDS}
     if old.plan.get("optimizer") == "adamw_master_weights":  # DeepSpeed's; FSDP2's parameters are fp32 themselves
-        words.pop("model_dtype")
+        words.pop("model_dtype", None)
     own = {name: text_of(value) for name, value in plan.items() if name != "stack"}
     return torch_code(FormState({**words, **own, **texts}))
 
