@@ -1,9 +1,10 @@
 """`Calibration`: the fitted numbers of the time model, each with its physical meaning.
 
 There are few, and none belongs to a model or to a row of measurements. The defaults are what is known without any run
-of training: the attention rates are those of FlashAttention-2 measured alone (Azure AI benchmarking guide), the
-bandwidth that of BabelStream. ``calibration.toml`` holds the numbers fitted to published training runs, which `fitted`
-reads; `fsdp-sim validate --leave-out` fits them again without a group of runs and prints them.
+of training: the attention rates are those of FlashAttention-2 measured alone (Azure AI benchmarking guide; L40S and RTX
+PRO 6000 by ``tests/bench/bench_kernels.py``), the bandwidth that of BabelStream. ``calibration.toml`` holds the numbers
+fitted to published training runs, which `fitted` reads; `fsdp-sim validate --leave-out` fits them again without a group
+of runs and prints them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _number(default: float, meaning: str) -> Any:
 class Calibration:
     """How real kernels, collectives and steps fall short of the hardware's figures. `meanings` says what each is."""
 
-    matmul_fraction_ampere: float = _number(0.9, "matmul rate in training over the best measured alone, A100")
+    matmul_fraction_ampere: float = _number(0.9, "matmul rate in training over that measured alone, A100")
     matmul_fraction_hopper: float = _number(0.9, "the same for H100")
     matmul_fraction_other: float = _number(
         0.9, "the same for architectures that no fitted row has: as H100, the newest that has"
@@ -36,9 +37,11 @@ class Calibration:
     matmul_ramp_k: float = _number(320.0, "a matmul tile's start and end cost as much as this many elements of k")
     attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
     attention_fraction_hopper: float = _number(0.331, "the same for H100")
-    attention_fraction_other: float = _number(
-        0.412, "the same over the best matmul measured alone, as H100, for architectures that no fitted row has"
+    attention_fraction_ada: float = _number(
+        0.64, "the same over the matmul measured alone, L40S; no fitted row has such a GPU"
     )
+    attention_fraction_blackwell: float = _number(0.64, "the same for RTX PRO 6000, and for all of its architecture")
+    attention_fraction_other: float = _number(0.39, "the same, as H100, for architectures of which nothing is measured")
     attention_flops_per_sm: float = _number(
         2.484e12,
         "the most that FlashAttention-2 does in a multiprocessor, forward: on H100; newer GPUs do no more with it",

@@ -3,7 +3,8 @@
 A collective moves chunks from rank to rank in steps. Each step costs a latency; the slowest link on the way bounds the
 rate. NCCL chooses between algorithms, and so does this: it takes the fastest of those the collective has.
 
-    ring    n-1 steps, each rank sends (n-1)/n of the message (all-reduce: twice both)
+    ring    n-1 steps, each rank sends (n-1)/n of the message (all-reduce: twice both); of the first and the last a part
+            overlaps with no other (`idle_steps`), so that two ranks are further from the link's rate than eight
     tree    all-reduce between nodes: up and down a double binary tree of nodes, in 2 log2(nodes) steps; every node
             sends the message twice (once if there are two), and a chain of its GPUs carries it inside
     pairs   all-to-all: each rank sends 1/n of its message to every rank, to all at once; what stays in the node and
@@ -43,6 +44,7 @@ class LinkFamily(NamedTuple):
         fill_s: seconds more per step of a large one.
         nvls_fraction: of the link's peak with reduction in the switch; 0 where it cannot.
         nvls_fill_s: seconds more, once, of a large message reduced in the switch.
+        idle_steps: what each turn of a ring takes beside its steps, as a share of one.
         host_fraction: of the link's peak that copies between a GPU and pinned memory of its CPU reach.
         channels: in which a collective runs over the link, each a block of threads that keeps a multiprocessor, also
             while it waits.
@@ -54,6 +56,7 @@ class LinkFamily(NamedTuple):
     fill_s: float
     nvls_fraction: float = 0.0
     nvls_fill_s: float = 0.0
+    idle_steps: float = 0.0
     host_fraction: float = 0.0
     channels: float = 2
 
@@ -155,6 +158,7 @@ def family_of(found: Link, numbers: FittedLinks | None = None) -> LinkFamily:
     if found.family not in families:
         raise ValueError(f"the link {found.name} is of family {found.family!r}; known are {', '.join(families)}")
     own = {name: getattr(found, name) for name in ("fraction", "base_s", "hop_s", "fill_s")}
+    own["idle_steps"] = None if found.fraction is None else 0.0  # what was measured has them in it
     return families[found.family]._replace(**{name: value for name, value in own.items() if value is not None})
 
 
@@ -215,7 +219,8 @@ def _algorithms(
         a_card = far_rate / local  # where few cards leave a node, its GPUs share them
         near_s, far_s = (local - 1) / n / near_rate if many else 0.0, (n - local) / n / a_card if several else 0.0
         return (path("pairs", many, several, near_s, far_s, pieces=1),)
-    ring_s, far_ring_s = share / near_rate if many else 0.0, share / far_rate if several else 0.0
+    idle = turns * near.idle_steps / n
+    ring_s, far_ring_s = (share + idle) / near_rate if many else 0.0, share / far_rate if several else 0.0
     found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
     if op == "all_reduce":
         levels, far_tree_s = 2 * math.log2(nodes), min(2, nodes - 1) / far_rate

@@ -14,7 +14,7 @@ from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, who
 from fsdp_sim.words import in_brief
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
-MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no measured matmul: about the median of those measured
+MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no two measured GPUs: about the median of those measured
 COPY_FRACTION = 0.85  # of the datasheet's bandwidth, for a GPU with no measured copy: about that of those measured
 
 _RATE = number(above=True)
@@ -251,6 +251,10 @@ def gpu_names() -> tuple[str, ...]:
 
 @functools.cache
 def _fraction_of(arch: str) -> float:
-    """The median measured matmul fraction of an architecture."""
+    """The median measured matmul fraction of an architecture.
+
+    One GPU does not speak for its kind: an L40S stays at 65% for want of power, which a GeForce with half its rate does
+    not lack.
+    """
     measured = [g.matmul_fraction for g in map(gpu, gpu_names()) if g.arch == arch and g.best_matmul_flops is not None]
-    return statistics.median(measured) if measured else MATMUL_FRACTION
+    return statistics.median(measured) if len(measured) > 1 else MATMUL_FRACTION

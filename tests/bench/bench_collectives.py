@@ -12,6 +12,8 @@ Where it is wrong: messages under 1 MiB (p5's 17 us against 50 us elsewhere on t
 TCPX sources differ by half and whose A4 rows jump between sizes; EFA v4 under 256 KiB; rings of 1,000 ranks, whose
 time per step falls with size in the one source; all-gathers on 256 H100 (one row, 22% too fast); GB200 over 20 domains.
 All-gathers and reduce-scatters over several nodes are few, and none is over EFA or A100 with 200 Gb/s adapters.
+Four L40S of the one machine that was measured are 4 times slower than two, and eight 15 times: its GPUs reach each
+other through two CPUs, it seems. PCIe is fitted to the other machine, whose eight RTX PRO 6000 are as fast as four.
 """
 
 from __future__ import annotations
@@ -38,22 +40,36 @@ INTER = {  # a part of how a row describes its fabric, and the link that it is t
     "gIB": "GCP A4 RoCE", "RoCE (NIC": "400 Gb/s RoCE per node", "400Gb/s": "IB NDR x8", "not stated": "IB EDR x8",
 }  # fmt: skip
 SIZES = {"under 1 MiB": 2**20, "1 to 64 MiB": 2**26, "over 64 MiB": float("inf")}
+RING = ("fraction", "base_s", "hop_s", "fill_s", "idle_steps")
+NVLS = ("nvls_fraction", "nvls_fill_s")
 FITTED = {  # the numbers that the measurements determine; the others are assumed, and say so in the file
-    "nvlink3": ("fraction", "base_s", "fill_s"),
-    "nvlink4": ("fraction", "base_s", "fill_s", "nvls_fraction", "nvls_fill_s"),
-    "nvlink5": ("fraction", "base_s", "nvls_fraction", "nvls_fill_s"),
-    "nvl72": ("nvls_fraction", "nvls_fill_s"),
+    "nvlink3": RING,
+    "nvlink4": (*RING, *NVLS),
+    "nvlink5": (*RING, *NVLS),
+    "nvl72": (*RING, *NVLS),
+    "pcie": RING,
     "infiniband": ("fraction", "base_s", "hop_s", "fill_s"),
     "roce": ("fraction", "fill_s"),
     "efa1": ("fraction", "base_s", "fill_s"),
-    "efa": ("fraction", "base_s", "hop_s", "fill_s"),
+    "efa": ("base_s", "hop_s", "fill_s"),
     "tcpx": ("fraction", "base_s", "fill_s"),
     "gib": ("fraction", "base_s", "fill_s"),
 }
 NEUTRAL = {  # where every fit starts, whatever the family
-    "nvlink": {"fraction": 0.8, "base_s": 30e-6, "fill_s": 4e-6, "nvls_fraction": 0.65, "nvls_fill_s": 75e-6},
+    "nvlink": {
+        "fraction": 0.8,
+        "base_s": 30e-6,
+        "hop_s": 1e-6,
+        "fill_s": 4e-6,
+        "idle_steps": 0.3,
+        "nvls_fraction": 0.65,
+        "nvls_fill_s": 75e-6,
+    },
+    "pcie": {"fraction": 0.4, "base_s": 20e-6, "hop_s": 5e-6, "fill_s": 20e-6, "idle_steps": 0.3},
     "network": {"fraction": 0.85, "base_s": 60e-6, "hop_s": 10e-6, "fill_s": 80e-6},
 }
+NOT_FITTED = "L40S"  # see above
+MOST_S = 2e-3  # of any latency: far above all that are determined
 PRIOR = 0.1  # weight of staying at the start: settles what the measurements leave open
 
 
@@ -101,7 +117,7 @@ def neutral(numbers: FittedLinks) -> FittedLinks:
     """The same with all that is fitted forgotten."""
     families = dict(numbers.families)
     for family, free in FITTED.items():
-        start = NEUTRAL["nvlink" if family.startswith("nv") else "network"]
+        start = NEUTRAL["nvlink" if family.startswith("nv") else family if family in NEUTRAL else "network"]
         families[family] = families[family]._replace(**{name: start[name] for name in free})
     return numbers._replace(families=families, half_bytes=2e6)
 
@@ -110,11 +126,12 @@ def fit(rows: Sequence[Row], start: FittedLinks) -> FittedLinks:
     """The numbers nearest to the measurements, by robust least squares of the logarithm of the time."""
     from scipy.optimize import least_squares  # needed for the fit alone
 
+    rows = [row for row in rows if row.gpu != NOT_FITTED]
     names = [(family, name) for family, free in FITTED.items() for name in free]
     log_start = np.log([*(getattr(start.families[f], name) for f, name in names), start.half_bytes])
     log_measured = np.log([row.seconds for row in rows])
     weight = np.array([0.5 if row.n_bytes < 2**20 else 1.0 for row in rows])
-    top = [np.log(1.0 if name.endswith("fraction") else 1e9) for _, name in names] + [np.log(1e9)]
+    top = [np.log(MOST_S if name.endswith("_s") else 1.0) for _, name in names] + [np.log(1e9)]
 
     def at(x: np.ndarray) -> FittedLinks:
         families = dict(start.families)
