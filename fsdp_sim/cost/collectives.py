@@ -219,7 +219,7 @@ def _algorithms(
         a_card = far_rate / local  # where few cards leave a node, its GPUs share them
         near_s, far_s = (local - 1) / n / near_rate if many else 0.0, (n - local) / n / a_card if several else 0.0
         return (path("pairs", many, several, near_s, far_s, pieces=1),)
-    idle = turns * near.idle_steps / n
+    idle = (turns - share) * near.idle_steps  # of a message in n pieces 1/n of each turn
     ring_s, far_ring_s = (share + idle) / near_rate if many else 0.0, share / far_rate if several else 0.0
     found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
     if op == "all_reduce":

@@ -31,7 +31,7 @@ from tests.timeline.strategies import op, timeline_of
 @pytest.fixture(scope="module")
 def timeline():
     plan = Plan(micro_batch=1, param_dtype="bf16")
-    return simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=25), plan).timeline
+    return simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=12), plan).timeline
 
 
 @pytest.fixture

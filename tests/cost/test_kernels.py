@@ -11,7 +11,7 @@ from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.kernels_of import attention, matmul, pointwise
 from fsdp_sim.cost.linears import linear_backward
-from fsdp_sim.spec import Block, Gpu, Model, gpu
+from fsdp_sim.spec import Block, Model, gpu
 
 A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
 NUMBERS = Calibration()
@@ -82,19 +82,24 @@ def test_attention_by_implementation() -> None:
     assert seconds("sdpa") < seconds("flash1") < seconds("math")
 
 
-@pytest.mark.parametrize("name", ["MI300X", "B200", "L40S", "RTX-4090"])
-def test_attention_comes_no_nearer_to_the_best_matmul_than_on_an_h100(name: str) -> None:
-    """Where nobody has measured it in training. H100's own fraction is of its datasheet."""
+@pytest.mark.parametrize(
+    ("name", "of_a_matmul"), [("MI300X", 0.39), ("B200", 0.23), ("L40S", 0.64), ("RTX-PRO-6000", 0.64), ("H100", 0.39)]
+)
+def test_attention_comes_as_near_to_a_matmul_as_was_measured_and_else_as_on_an_h100(
+    name: str, of_a_matmul: float
+) -> None:
+    """FlashAttention-2 keeps up with the matmuls of an L40S, not with those of a B200 (`tests/bench/bench_kernels.py`).
+
+    H100's own fraction is of its datasheet.
+    """
     forward, _ = attention(
         Model("one", n_layer=1, d_model=2048, n_head=16, d_ffn=1, vocab=1), 1, 4096, 4096, "bf16", Block()
     )
     part = gpu(name)
+    rate = forward.flops / kernel_s(forward, part, NUMBERS)
 
-    def of_best(gpu_: Gpu) -> float:
-        return forward.flops / kernel_s(forward, gpu_, NUMBERS) / gpu_.matmul_flops("bf16")
-
-    assert of_best(part) <= of_best(H100) * 1.01
-    assert forward.flops / kernel_s(forward, part, NUMBERS) <= part.sms * NUMBERS.attention_flops_per_sm * 1.01
+    assert rate / part.matmul_flops("bf16") == pytest.approx(of_a_matmul, rel=0.02)
+    assert rate <= part.sms * NUMBERS.attention_flops_per_sm * 1.01
 
 
 def test_a_gpu_without_the_dtype_says_so() -> None:
