@@ -20,6 +20,8 @@ from fsdp_sim.spec import toml_or_json
 from fsdp_sim.timeline import read_text
 from fsdp_sim.words import did_you_mean
 
+FITTED_ARCHS = ("Ampere", "Hopper")  # of the runs that the numbers are fitted to
+
 
 def _number(default: float, meaning: str) -> Any:
     return field(default=default, metadata={"meaning": meaning})
@@ -29,22 +31,19 @@ def _number(default: float, meaning: str) -> Any:
 class Calibration:
     """How real kernels, collectives and steps fall short of the hardware's figures. `meanings` says what each is."""
 
-    matmul_fraction_ampere: float = _number(0.9, "matmul rate in training over that measured alone, A100")
-    matmul_fraction_hopper: float = _number(0.9, "the same for H100")
-    matmul_fraction_other: float = _number(
-        0.9, "the same for architectures that no fitted row has: as H100, the newest that has"
-    )
+    matmul_fraction: float = _number(0.93, "matmul rate in training over what matmuls alone sustain")
     matmul_ramp_k: float = _number(320.0, "a matmul tile's start and end cost as much as this many elements of k")
-    attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
-    attention_fraction_hopper: float = _number(0.331, "the same for H100")
-    attention_fraction_ada: float = _number(
-        0.64, "the same over the matmul measured alone, L40S; no fitted row has such a GPU"
+    attention_fraction_ampere: float = _number(
+        0.677, "rate of fused attention, forward, over what matmuls alone sustain, A100"
     )
-    attention_fraction_blackwell: float = _number(0.64, "the same for RTX PRO 6000, and for all of its architecture")
-    attention_fraction_other: float = _number(0.39, "the same, as H100, for architectures of which nothing is measured")
+    attention_fraction_hopper: float = _number(0.463, "the same for H100")
+    attention_fraction_ada: float = _number(0.8, "the same for L40S, measured alone: no fitted row has such a GPU")
+    attention_fraction_blackwell: float = _number(0.66, "the same for RTX PRO 6000")
+    attention_fraction_other: float = _number(
+        0.463, "the same, as H100, for architectures of which nothing is measured"
+    )
     attention_flops_per_sm: float = _number(
-        2.484e12,
-        "the most that FlashAttention-2 does in a multiprocessor, forward: on H100; newer GPUs do no more with it",
+        2.484e12, "the most that FlashAttention-2 does in a multiprocessor, forward: on H100, and no more on newer GPUs"
     )
     attention_backward: float = _number(
         1.3, "time per FLOP of attention's backward over its forward's, flash 2 and SDPA"
@@ -65,14 +64,15 @@ class Calibration:
     )
     step_s: float = _number(0.05, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
 
-    def of_arch(self, name: str, arch: str) -> float:
-        """A number that depends on the GPU's architecture."""
-        return float(getattr(self, f"{name}_{arch.lower()}", None) or getattr(self, f"{name}_other"))
+    def attention_fraction(self, arch: str) -> float:
+        """Of what matmuls sustain, what fused attention reaches on an architecture."""
+        own: float | None = getattr(self, f"attention_fraction_{arch.lower()}", None)
+        return self.attention_fraction_other if own is None else own
 
-    @classmethod
-    def knows(cls, arch: str) -> bool:
+    @staticmethod
+    def knows(arch: str) -> bool:
         """Whether published runs show what an architecture's kernels reach in training."""
-        return f"matmul_fraction_{arch.lower()}" in cls.meanings()
+        return arch in FITTED_ARCHS
 
     @classmethod
     def meanings(cls) -> dict[str, str]:

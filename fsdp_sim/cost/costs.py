@@ -52,7 +52,7 @@ FOREACH_FRACTION = 0.7  # of a copy's bandwidth torch's foreach kernels reach: A
 # The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`. What the CPU takes to issue a kernel is
 # then part of the kernel's own time, for it is the CPU that computes.
 MEASURED = Calibration(
-    matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, eager_bytes=1.0,
+    matmul_fraction=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, eager_bytes=1.0,
     contention=0.0, slowest_per_doubling=0.0, kernel_gap_s=0.0, step_s=0.0,
 )  # fmt: skip
 

@@ -47,7 +47,7 @@ def kernel_s(
     seconds = moved / (gpu.copy_bytes_per_s * calibration.copy_fraction)
     if kernel.kind == "matmul":
         _, m, n, k = kernel.shape
-        rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
+        rate = gpu.matmul_flops(kernel.dtype) * calibration.matmul_fraction
         ramp = calibration.matmul_ramp_k * _slower(kernel.dtype, gpu) / k + (gpu.matmul_ramp or 0.0) * (
             1 / m + 1 / n + 1 / k
         )
@@ -74,14 +74,11 @@ def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: b
     if attention == "math":
         batch, heads, seq_len, head_dim = kernel.shape
         scores = 1.0 * batch * heads * seq_len * seq_len
-        rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
+        rate = gpu.matmul_flops(kernel.dtype) * calibration.matmul_fraction
         moved_s = 10.0 * scores * DTYPE_BYTES.get(kernel.dtype, 4) / (gpu.copy_bytes_per_s * calibration.copy_fraction)
         return 4.0 * scores * head_dim * (2 if backward else 1) / rate + moved_s
-    known = calibration.knows(gpu.arch)
-    # Attention is two matmuls: where they stay far below the datasheet (MI300X's at half of it), attention does too
-    most = gpu.peak_flops(kernel.dtype) if known or gpu.arch == "CPU" else gpu.matmul_flops(kernel.dtype)
-    rate = gpu.attention_flops or most * calibration.of_arch("attention_fraction", gpu.arch)
-    if not (gpu.attention_flops or known):
+    rate = gpu.attention_flops or gpu.matmul_flops(kernel.dtype) * calibration.attention_fraction(gpu.arch)
+    if not (gpu.attention_flops or calibration.knows(gpu.arch)):
         rate = min(rate, gpu.sms * calibration.attention_flops_per_sm)
     if not backward:
         return kernel.flops / rate

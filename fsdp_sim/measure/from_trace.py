@@ -177,7 +177,6 @@ class _Fit:
 
     def kernels(self, kernels: Sequence[KernelSeconds]) -> None:
         """Matmuls, attention, and what moves bytes, each over what the default numbers make of it."""
-        arch = self.gpu.arch.lower()
         slowdowns = []
         over: dict[tuple[str, Op], float] = {}
         for kind in ("matmul", "attention", "memory"):
@@ -191,9 +190,8 @@ class _Fit:
                     if slowdown is not None:
                         slowdowns.append((expected_s, slowdown))
         if matmuls := _mean(over, "matmul", lambda op: self._of_kind("matmul", op, self.base)):
-            known = f"matmul_fraction_{arch}"
-            name = known if known in Calibration.meanings() else "matmul_fraction_other"
-            self._found(name, getattr(self.base, name) / matmuls, "kernels that multiply matrices in blocks")
+            of_base = self.base.matmul_fraction
+            self._found("matmul_fraction", of_base / matmuls, "kernels that multiply matrices in blocks")
         else:
             self.kept["matmul_fraction"] = "no kernel in the blocks has a name that says it multiplies matrices"
         self._attention(over)

@@ -26,7 +26,7 @@ ORDER: dict[str, Callable[[PublishedRun], float]] = {  # of the groups, when the
 }
 
 FREE = (  # of the hardware, and of llm-foundry's stack
-    "matmul_fraction_ampere", "matmul_fraction_hopper", "attention_fraction_hopper", "attention_backward_flash1",
+    "matmul_fraction", "attention_fraction_hopper", "attention_backward_flash1",
     "slowest_per_doubling", "kernel_gap_s", "step_s",
 )  # fmt: skip
 OF_STACK = ("step_s",)  # what a stack has its own of; all but llm-foundry share theirs
@@ -76,9 +76,7 @@ def refit(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) 
     """
     _check_number(rows, FREE)
     fitter = Fitter(rows, FREE, Calibration(), progress=progress)
-    fit = fitter.fit()
-    newest = replace(fit.calibration, matmul_fraction_other=fit.calibration.matmul_fraction_hopper)
-    return fitter, replace(fit, calibration=newest)
+    return fitter, fitter.fit()
 
 
 def refit_elsewhere(

@@ -38,7 +38,7 @@ def refit_all(rows: Sequence[PublishedRun], progress: Progress = lambda what: No
     held = leave_out(chosen, "model", progress)[1] + leave_out(others, "source", progress, best.calibration)[1]
     between = abs(math.log(elsewhere.step_s / best.calibration.step_s))
     spread = spread_of(best, ensemble(fitter), chosen, misses(held), between)
-    calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, (*FREE, "matmul_fraction_other"))]
+    calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, FREE)]
     calibration += ["", "[stack.plain]", *PLAIN]
     calibration += ["", f"[stack.{FITTED_STACK}]", *_lines(best.calibration, OF_STACK)]
     numbers = {name: getattr(spread, name) for name in ("waiting", "between", "doubling")}
