@@ -3,7 +3,16 @@
 from fsdp_sim.cost.calibration import Calibration, fitted, numbers_of_file
 from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links, offload_s
 from fsdp_sim.cost.costs import MEASURED, CollectiveCosts, Costs
-from fsdp_sim.cost.intervals import Z80, Spread, belongs_to, deviation, fitted_spread, interval_s, rates_are_known
+from fsdp_sim.cost.intervals import (
+    Z80,
+    Shares,
+    Spread,
+    belongs_to,
+    deviation,
+    fitted_spread,
+    interval_s,
+    rates_are_known,
+)
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
 from fsdp_sim.cost.linears import check_fp8
@@ -27,6 +36,7 @@ __all__ = [
     "Lifetimes",
     "Moves",
     "Output",
+    "Shares",
     "Spread",
     "Work",
     "Workload",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -132,11 +133,13 @@ class Costs:
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
         backward_gap_s = part.backward_launch_s if self._measured else None
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
+        self._doubtful_gap_s = 0.0 if self._measured else (calibration or fitted()).kernel_gap_s
         self._bytes_per_s: float = part.copy_bytes_per_s * self.calibration.copy_fraction
         self._host_bytes_per_s = self._bytes_per_s if on_cpu else HOST_FRACTION * cluster.host_mem_bytes_per_s
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
-        self._segments, self._launches = workload.known(part, self.calibration, *how)
+        known = workload.known(part, self.calibration, self._doubtful_gap_s, *how)
+        self._segments, self._launches, self._gaps = known
         self.collectives = collective_costs(cluster, self.calibration)
 
     def seconds(self, i: Instruction) -> float:
@@ -187,14 +190,21 @@ class Costs:
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl,
                 "tf32": self.plan.float32_matmul_precision == "high",
             }  # fmt: skip
-            gap_s = self._gap_s[op is Op.BWD]
+            gap_s, gaps_s = self._gap_s[op is Op.BWD], 0.0
             seconds = 0.0
             for launched, count in _launched(kernels, self.plan.compile):
                 work_s = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in launched)
                 most_s = math.inf if self._measured else MOST_LOST * work_s
                 seconds += work_s + min(count * gap_s, most_s)
-            self._segments[key] = seconds
+                gaps_s += min(count * self._doubtful_gap_s, most_s)
+            self._segments[key], self._gaps[key] = seconds, gaps_s
         return seconds * self._slowest
+
+    def gaps_s(self) -> float:
+        """What kernels of a step lose beside their work, as far as no measurement of a stack says: `fitted`'s gap."""
+        segments = self.workload.once("segments of a work", lambda: Counter(map(id, self.workload.work.values())))
+        of_each = [count * sum([self._gaps.get((op, i), 0.0) for op in COMPUTATIONS]) for i, count in segments.items()]
+        return self.plan.grad_accum * sum(of_each)
 
     def _optimizer_s(self, i: Instruction) -> float:
         """Of a matrix of Muon's, what orthogonalising it takes; else the passes over parameters and states."""

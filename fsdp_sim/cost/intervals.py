@@ -3,8 +3,8 @@
 What is not known of a prediction, each as the standard deviation of a logarithm: the errors on published runs that the
 numbers were not fitted to (of the same software stack, of others, and on GPUs whose rates in training no run shows);
 and, by distance from those runs, the parts of a step that they hardly identify: what it waits, what passes between two
-steps, how much slower the slowest of many nodes is. How far fits that are as good as the best differ in these is in
-``intervals.toml``, beside the errors; `fsdp-sim validate --refit` writes it.
+steps, what kernels lose beside their work, how much slower the slowest of many nodes is. How far fits that are as good
+as the best differ in these, or errors grow with them, is in ``intervals.toml``; `fsdp-sim validate --refit` writes it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,25 @@ class Spread(NamedTuple):
         residual: by where a run belongs (`belongs_to`).
         waiting: for the share of the step in which compute waits.
         between: for the share between two steps, on stacks that no number was fitted to.
+        gaps: for the share that kernels lose beside their work, on the same.
         doubling: for each doubling of the nodes.
     """
 
     residual: dict[str, float]
     waiting: float
     between: float
+    gaps: float
     doubling: float
+
+
+class Shares(NamedTuple):
+    """Parts of a step that published runs hardly identify: in which compute waits, between two steps, and what kernels
+    lose beside their work.
+    """
+
+    waiting: float = 0.0
+    between: float = 0.0
+    gaps: float = 0.0
 
 
 @functools.cache
@@ -45,7 +57,7 @@ def fitted_spread() -> Spread:
 
 def rates_are_known(gpu: Gpu) -> bool:
     """Whether published runs show what its kernels reach in training, or those of a GPU built alike."""
-    return Calibration.knows(gpu.arch) and gpu.best_matmul_flops is not None
+    return Calibration.knows(gpu.arch) and gpu.sustained_matmul_flops is not None
 
 
 def belongs_to(stack: str, gpu: Gpu) -> str:
@@ -55,22 +67,16 @@ def belongs_to(stack: str, gpu: Gpu) -> str:
     return stack if stack in fitted_spread().residual else "other_stacks"
 
 
-def deviation(spread: Spread, belongs: str, cluster: Cluster, waiting: float, between: float) -> float:
-    """The standard deviation of the logarithm of a step time.
-
-    Args:
-        belongs: see `belongs_to`.
-        waiting: share of the step in which compute waits.
-        between: share of the step between two steps.
-    """
-    parts = [spread.residual[belongs], spread.waiting * waiting, spread.doubling * math.log2(cluster.nodes)]
+def deviation(spread: Spread, belongs: str, cluster: Cluster, shares: Shares) -> float:
+    """The standard deviation of the logarithm of a step time; ``belongs``: see `belongs_to`."""
+    parts = [spread.residual[belongs], spread.waiting * shares.waiting, spread.doubling * math.log2(cluster.nodes)]
     if belongs.startswith("other"):
-        parts.append(spread.between * between)
+        parts += [spread.between * shares.between, spread.gaps * shares.gaps]
     return math.hypot(*parts)
 
 
-def interval_s(step_s: float, stack: str, cluster: Cluster, waiting: float, between: float) -> tuple[float, float]:
-    """The 80% interval of a step time; for the arguments see `deviation`."""
+def interval_s(step_s: float, stack: str, cluster: Cluster, shares: Shares) -> tuple[float, float]:
+    """The 80% interval of a step time."""
     belongs = belongs_to(stack, cluster.gpu)
-    by = math.exp(Z80 * deviation(fitted_spread(), belongs, cluster, waiting, between))
+    by = math.exp(Z80 * deviation(fitted_spread(), belongs, cluster, shares))
     return step_s / by, step_s * by

@@ -174,15 +174,17 @@ class Workload:
             known[what] = work_out()
         return known[what]
 
-    def known(self, *asked: Hashable) -> tuple[dict[tuple[Op, int], float], dict[int, int]]:
-        """What is known of how long segments take, by operation and identity of their work (equal blocks share it), and
-        of how many launches kernels are, by identity.
+    def known(
+        self, *asked: Hashable
+    ) -> tuple[dict[tuple[Op, int], float], dict[int, int], dict[tuple[Op, int], float]]:
+        """What is known of how long segments take, by operation and identity of their work (equal blocks share it), of
+        how many launches kernels are, by identity, and of how long segments take beside their work.
 
         Plans and clusters that differ in nothing that is ``asked`` about share it too, one after the other.
         """
         if self._known[0] != asked:
-            self._known[:2] = [asked, ({}, {})]
-        known: tuple[dict[tuple[Op, int], float], dict[int, int]] = self._known[1]
+            self._known[:2] = [asked, ({}, {}, {})]
+        known: tuple[dict[tuple[Op, int], float], dict[int, int], dict[tuple[Op, int], float]] = self._known[1]
         return known
 
     @cached_property

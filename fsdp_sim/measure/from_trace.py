@@ -32,7 +32,7 @@ COPIES = {Op.AG_COPY_IN, Op.AG_COPY_OUT, Op.RS_COPY_IN}  # their bytes are known
 SHORT_S = 1e-9  # of a gap: short beside any kernel, so that no kernel bounds it (`cost.costs.MOST_LOST`)
 TOLD_APART = 0.2  # how much more of one operation than of another has to be beside a collective to show what that costs
 RATES = (
-    "fp32_flops", "bf16_flops", "fp16_flops", "best_matmul_flops", "attention_flops", "mem_bytes_per_s",
+    "fp32_flops", "bf16_flops", "fp16_flops", "sustained_matmul_flops", "attention_flops", "mem_bytes_per_s",
     "stream_bytes_per_s",
 )  # fmt: skip
 GAPS = ("launch_s", "backward_launch_s")

@@ -15,7 +15,17 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import OF_WORK, Calibration, CollectiveCosts, Costs, Workload, check_fp8, interval_s, offload_s
+from fsdp_sim.cost import (
+    OF_WORK,
+    Calibration,
+    CollectiveCosts,
+    Costs,
+    Shares,
+    Workload,
+    check_fp8,
+    interval_s,
+    offload_s,
+)
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
@@ -217,9 +227,14 @@ class Simulation:
     @property
     def step_time_interval_s(self) -> tuple[float, float]:
         """Between which seconds `step_time_s` lies, four times in five: see `fsdp_sim.cost.interval_s`."""
+        return interval_s(self.step_time_s, self.plan.stack, self.cluster, self.uncertain_shares)
+
+    @property
+    def uncertain_shares(self) -> Shares:
+        """Parts of the step that published runs hardly identify, which widen its interval."""
         step_s, between_s = self.step_time_s, self.between_steps_s
-        waiting_s = step_s - between_s - self.exposure.compute_s
-        return interval_s(step_s, self.plan.stack, self.cluster, max(0.0, waiting_s / step_s), between_s / step_s)
+        waiting_s = max(0.0, step_s - between_s - self.exposure.compute_s)
+        return Shares(waiting_s / step_s, between_s / step_s, self.costs.gaps_s() / step_s)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

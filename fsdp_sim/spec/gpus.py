@@ -14,7 +14,7 @@ from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, who
 from fsdp_sim.words import in_brief
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
-MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no two measured GPUs: about the median of those measured
+MATMUL_FRACTION = 0.7  # of the peak, for an architecture with no two measured GPUs: about the median of those measured
 COPY_FRACTION = 0.85  # of the datasheet's bandwidth, for a GPU with no measured copy: about that of those measured
 
 _RATE = number(above=True)
@@ -25,7 +25,7 @@ SOURCES = Allowed(
 
 # Keys of a TOML table with units for people, the fields they become, and how many SI units one of them is.
 UNITS = {f"{dtype}_tflops": (f"{dtype}_flops", 1e12) for dtype in DTYPES} | {
-    "matmul_tflops": ("best_matmul_flops", 1e12),
+    "matmul_tflops": ("sustained_matmul_flops", 1e12),
     "attention_tflops": ("attention_flops", 1e12),
     "launch_us": ("launch_s", 1e-6),
     "backward_launch_us": ("backward_launch_s", 1e-6),
@@ -50,7 +50,7 @@ class Gpu:
         form: SXM, PCIe, OAM, ...
         bf16_flops, fp16_flops, tf32_flops, fp8_flops: peak of the matrix units; None where it has none.
         fp32_flops: peak of the vector units.
-        best_matmul_flops: the best bf16 matmul of any shape, measured alone.
+        sustained_matmul_flops: what bf16 matmuls alone reach for as long as one likes, measured.
         stream_bytes_per_s: memory bandwidth that a copy reached.
         sms: streaming multiprocessors (compute units on AMD).
         l2_bytes: its last-level cache.
@@ -86,7 +86,7 @@ class Gpu:
     tf32_flops: float | None = field(_RATE_OR_NONE, default=None)
     fp32_flops: float | None = field(_RATE_OR_NONE, default=None)
     fp8_flops: float | None = field(_RATE_OR_NONE, default=None)
-    best_matmul_flops: float | None = field(_RATE_OR_NONE, default=None)
+    sustained_matmul_flops: float | None = field(_RATE_OR_NONE, default=None)
     stream_bytes_per_s: float | None = field(_RATE_OR_NONE, default=None)
     mem_type: str = field(text(), default="HBM")
     sms: int = field(whole(1), default=1)
@@ -135,14 +135,14 @@ class Gpu:
         return float(found)
 
     def matmul_flops(self, dtype: str) -> float:
-        """The best a matmul of any shape reaches in FLOP/s: measured, or the fraction of its architecture's GPUs."""
+        """What matmuls alone sustain in FLOP/s: measured, or the fraction of its architecture's GPUs."""
         return self.peak_flops(dtype) * self.matmul_fraction
 
     @property
     def matmul_fraction(self) -> float:
-        """The best matmul over the peak, both in bf16 where it was measured."""
-        if self.best_matmul_flops is not None:
-            return self.best_matmul_flops / (self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0)
+        """What matmuls sustain over the peak, both in bf16 where it was measured."""
+        if self.sustained_matmul_flops is not None:
+            return self.sustained_matmul_flops / (self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0)
         return _fraction_of(self.arch)
 
     @property
@@ -253,8 +253,10 @@ def gpu_names() -> tuple[str, ...]:
 def _fraction_of(arch: str) -> float:
     """The median measured matmul fraction of an architecture.
 
-    One GPU does not speak for its kind: an L40S stays at 65% for want of power, which a GeForce with half its rate does
+    One GPU does not speak for its kind: an L40S stays at 54% for want of power, which a GeForce with half its rate does
     not lack.
     """
-    measured = [g.matmul_fraction for g in map(gpu, gpu_names()) if g.arch == arch and g.best_matmul_flops is not None]
+    measured = [
+        g.matmul_fraction for g in map(gpu, gpu_names()) if g.arch == arch and g.sustained_matmul_flops is not None
+    ]
     return statistics.median(measured) if len(measured) > 1 else MATMUL_FRACTION

@@ -41,7 +41,7 @@ def refit_all(rows: Sequence[PublishedRun], progress: Progress = lambda what: No
     calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, FREE)]
     calibration += ["", "[stack.plain]", *PLAIN]
     calibration += ["", f"[stack.{FITTED_STACK}]", *_lines(best.calibration, OF_STACK)]
-    numbers = {name: getattr(spread, name) for name in ("waiting", "between", "doubling")}
+    numbers = {name: getattr(spread, name) for name in ("waiting", "between", "gaps", "doubling")}
     intervals = [HEAD.format(module="intervals.py"), *(f"{name} = {value:.3g}" for name, value in numbers.items())]
     intervals += ["", "[residual]", *(f"{name} = {value:.3g}" for name, value in spread.residual.items())]
     return {"calibration.toml": "\n".join(calibration) + "\n", "intervals.toml": "\n".join(intervals) + "\n"}

@@ -2,7 +2,8 @@
 
 Two parts. Fits as good as the best: numbers that are not fitted are held elsewhere and the others fitted again; where
 the loss hardly grows the data cannot tell, and how far the predictions then lie apart on more distant requests (slow
-networks, many nodes) is what they do not know. And the errors of rows that were left out, by where they belong.
+networks, many nodes) is what they do not know. And the errors of rows that were left out, by where they belong; on
+other stacks they grow with what kernels lose beside their work, by the most likely number.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsdp_sim.cost import Z80, Calibration, Spread, belongs_to, deviation
-from fsdp_sim.simulation import Simulation
-from fsdp_sim.validate.fitting import FittedCalibration, Fitter
+from fsdp_sim.cost import Z80, Calibration, Shares, Spread, belongs_to, deviation
+from fsdp_sim.validate.fitting import Array, FittedCalibration, Fitter
 from fsdp_sim.validate.leave_out import FREE, GROUPS, HeldOut
 from fsdp_sim.validate.predict import Predictor, prediction
 from fsdp_sim.validate.published import PublishedRun
@@ -54,8 +54,8 @@ def refit_spread(best: FittedCalibration, members: Sequence[Member], rows: Seque
     far = [replace(r, cluster=replace(r.cluster, inter=SLOW_NETWORK)) for r in rows if r.cluster.nodes > 1]
     every = [*rows, *far]
     predictor = Predictor(every)
-    shares = [shares_of(prediction(row, best.calibration)) for row in every]
-    x = np.array([[1.0, waiting, math.log2(r.cluster.nodes)] for r, (waiting, _) in zip(every, shares, strict=True)])
+    shares = [prediction(row, best.calibration).uncertain_shares for row in every]
+    x = np.array([[1.0, of.waiting, math.log2(r.cluster.nodes)] for r, of in zip(every, shares, strict=True)])
     before = np.log(predictor.step_times_s(best.calibration))
     slopes = []
     for member in members:
@@ -66,20 +66,12 @@ def refit_spread(best: FittedCalibration, members: Sequence[Member], rows: Seque
     return {"waiting": waiting, "doubling": doubling}
 
 
-def shares_of(sim: Simulation) -> tuple[float, float]:
-    """Shares of a step in which compute waits, and between two steps."""
-    between_s = sim.between_steps_s
-    waiting_s = sim.step_time_s - between_s - sim.exposure.compute_s
-    return max(0.0, waiting_s / sim.step_time_s), between_s / sim.step_time_s
-
-
 class Miss(NamedTuple):
     """A row that was left out: how far its prediction was off, and what makes it uncertain."""
 
     row: PublishedRun
     log_error: float
-    waiting: float
-    between: float
+    shares: Shares
 
     @property
     def belongs(self) -> str:
@@ -87,7 +79,7 @@ class Miss(NamedTuple):
 
     def half_width(self, spread: Spread) -> float:
         """Of the 80% interval, as a logarithm."""
-        return Z80 * deviation(spread, self.belongs, self.row.cluster, self.waiting, self.between)
+        return Z80 * deviation(spread, self.belongs, self.row.cluster, self.shares)
 
 
 def misses(held: Iterable[HeldOut]) -> list[Miss]:
@@ -95,14 +87,32 @@ def misses(held: Iterable[HeldOut]) -> list[Miss]:
     found = []
     for h in held:
         for row, predicted in zip(h.rows, h.predicted_s, strict=True):
-            shares = shares_of(prediction(row, h.calibration))
-            found.append(Miss(row, math.log(predicted / (row.step_time_s or math.nan)), *shares))
+            shares = prediction(row, h.calibration).uncertain_shares
+            found.append(Miss(row, math.log(predicted / (row.step_time_s or math.nan)), shares))
     return found
 
 
+def gaps_of(spread: Spread, some: Sequence[Miss]) -> float:
+    """``gaps`` of `Spread`: with a residual beside it, what makes the errors of other stacks most likely."""
+    from scipy.optimize import minimize
+
+    mine = [miss for miss in some if miss.belongs == "other_stacks"]
+
+    def unlikely(logs: Array) -> float:
+        residual, gaps = np.exp(logs)
+        tried = spread._replace(gaps=gaps, residual={"other_stacks": residual})
+        sigmas = np.array([miss.half_width(tried) / Z80 for miss in mine])
+        return float(np.sum(np.log(sigmas) + (np.array([miss.log_error for miss in mine]) / sigmas) ** 2 / 2))
+
+    found = minimize(unlikely, np.log([0.05, 0.5]), method="Nelder-Mead")
+    return float(np.exp(found.x[1]))
+
+
 def with_residuals(spread: Spread, some: Sequence[Miss]) -> Spread:
-    """With the residuals for which `SHARE` of these rows lie inside their interval."""
+    """With the ``gaps`` that these rows make likely, and the residuals for which `SHARE` of them lie inside."""
     residual = {}
+    if any(miss.belongs == "other_stacks" for miss in some):
+        spread = spread._replace(gaps=gaps_of(spread, some))
     for name in sorted({miss.belongs for miss in some}):
         mine = [miss for miss in some if miss.belongs == name]
         low, high = LEAST, MOST
@@ -138,14 +148,18 @@ class Coverage(NamedTuple):
 
 
 def coverages(spread: Spread, some: Sequence[Miss]) -> list[Coverage]:
-    """Of each group of rows by where they belong: intervals from the residuals of the other models (or sources)."""
+    """Of each group of rows by where they belong: intervals from the errors of the other models (or sources)."""
+
+    def group(miss: Miss) -> tuple[str, str]:
+        return miss.belongs, GROUPS["model" if miss.belongs == "llm-foundry" else "source"](miss.row)
+
     found: dict[str, list[tuple[bool, float]]] = {}
-    for miss in some:
-        by = GROUPS["model" if miss.belongs == "llm-foundry" else "source"]
-        alike = [other for other in some if other.belongs == miss.belongs]
-        rest = [other for other in alike if by(other.row) != by(miss.row)] or alike
-        half = miss.half_width(with_residuals(spread, rest))
-        found.setdefault(miss.belongs, []).append((abs(miss.log_error) <= half, half))
+    for mine in dict.fromkeys(map(group, some)):
+        alike = [other for other in some if other.belongs == mine[0]]
+        without = with_residuals(spread, [other for other in alike if group(other) != mine] or alike)
+        for miss in (other for other in alike if group(other) == mine):
+            half = miss.half_width(without)
+            found.setdefault(miss.belongs, []).append((abs(miss.log_error) <= half, half))
     return [
         Coverage(name, len(rows), sum(ok for ok, _ in rows) / len(rows), float(np.median([h for _, h in rows])))
         for name, rows in found.items()
@@ -160,5 +174,5 @@ def spread_of(
     between: float,
 ) -> Spread:
     """All of it. ``between``: how far apart the stacks are that were fitted, in the logarithm of their ``step_s``."""
-    spread = Spread({}, **refit_spread(best, members, rows), between=between)
+    spread = Spread({}, **refit_spread(best, members, rows), between=between, gaps=0.0)
     return with_residuals(spread, some)

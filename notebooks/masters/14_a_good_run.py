@@ -185,8 +185,8 @@ assert sum(map(len, mfus.values())) == 212
 assert 0.25 < min(map(min, mfus.values())) < max(map(max, mfus.values())) < 2 / 3
 cards = {name: Cluster(name, gpus=8).gpu for name in mfus}
 for name, gpu in cards.items():
-    matmul = gpu.best_matmul_flops / gpu.peak_flops("bf16")
-    print(f"{name}: {median(mfus[name]):.0%} in the middle; the best matmul alone {matmul:.0%}")
+    matmul = gpu.sustained_matmul_flops / gpu.peak_flops("bf16")
+    print(f"{name}: {median(mfus[name]):.0%} in the middle; matmuls alone {matmul:.0%}")
 a100, h100 = cards["A100-SXM-80GB"], cards["H100-SXM-80GB"]
 flops, gbytes = h100.bf16_flops / a100.bf16_flops, h100.mem_bytes_per_s / a100.mem_bytes_per_s
 faster = flops * median(mfus[h100.name]) / median(mfus[a100.name])
@@ -194,9 +194,9 @@ print(f"H100 beside A100: FLOP/s x {flops:.1f}, bytes/s x {gbytes:.1f}, runs x {
 assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) == (0.4, 0.5)
 
 # %% [markdown]
-# Measured on GPUs, by others: the tables of [llm-foundry](https://github.com/mosaicml/llm-foundry). Even the best
-# matmul stays below the data sheet, and a step is more than matmuls: norms, the loss and the optimizer wait for
-# memory.
+# Measured on GPUs, by others: the tables of [llm-foundry](https://github.com/mosaicml/llm-foundry). Matmuls alone stay
+# below the data sheet, an H100's for want of power, and a step is more than matmuls: norms, the loss and the
+# optimizer wait for memory.
 #
 # Why did MFU fall on H100, while runs became faster? For one, its memory bandwidth has grown half as much as its
 # FLOP/s. So compare MFU on one kind of GPU. The middle of these runs is about 40% on H100 and 50% on A100. Are you far

@@ -108,6 +108,7 @@ def main() -> None:
               "reserved", "predicted")  # fmt: skip
     print(f"| {' | '.join(header)} |\n|{' --- |' * 3}{' ---: |' * 7}")
     errors: dict[str, list[float]] = {name: [] for name in ("step", "step, nothing between", "allocated", "reserved")}
+    inside = 0
     for row in rows:
         sim = simulate(NAMES[row["model"]], Cluster(row["gpu"].removeprefix("NVIDIA "), gpus=1), plan_of(row))
         kept, busy_s = row["activation_checkpointing"], sim.step_time_s - sim.between_steps_s
@@ -123,11 +124,13 @@ def main() -> None:
             f"{1e3 * row['step_s']:.0f} | {1e3 * sim.step_time_s:.0f} | {1e3 * sim.between_steps_s:.0f} | "
             f"{row['allocated'] / GIB:.2f} | {peak / GIB:.2f} | {row['reserved'] / GIB:.2f} | {reserved / GIB:.2f} |"
         )
+        low_s, high_s = sim.step_time_interval_s
+        inside += low_s <= row["step_s"] <= high_s
         ours = (sim.step_time_s, busy_s, peak, reserved)
         theirs = (row["step_s"], row["step_s"], row["allocated"], row["reserved"])
         for name, predicted, found in zip(errors, ours, theirs, strict=True):
             errors[name].append(predicted / found - 1)
-    print()
+    print(f"\n- {inside} of {len(rows)} steps lie in the interval of their prediction")
     for name, off in errors.items():
         size = np.abs(off)
         print(f"- {name}: {np.mean(off):+.1%} on average, absolute errors {size.mean():.1%} (90th percentile "

@@ -71,4 +71,4 @@ def test_too_few_rows_cannot_be_fitted(few: Path) -> None:
     result = CliRunner().invoke(validate, [str(few), "--leave-out", "model"])
 
     assert result.exit_code == 2
-    assert "fitting 7 numbers needs at least 14" in result.stderr
+    assert "fitting 6 numbers needs at least 12" in result.stderr

@@ -17,7 +17,7 @@ def test_the_file_holds_exactly_the_numbers_that_are_fitted() -> None:
     table = tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text())
 
     of_stacks = table.pop("stack")
-    assert set(table) == {*FREE, "matmul_fraction_other"}
+    assert set(table) == set(FREE)
     assert all(getattr(fitted(), name) == value for name, value in table.items())
     for stack, own in of_stacks.items():
         assert set(own) == set(OF_STACK) | ({"kernel_gap_s"} if stack == "plain" else set())
@@ -29,10 +29,10 @@ def test_fewer_than_a_dozen_numbers_are_fitted() -> None:
 
 
 def test_an_architecture_without_a_number_of_its_own_takes_the_common_one() -> None:
-    numbers = Calibration(matmul_fraction_ampere=0.5, matmul_fraction_other=0.7)
+    numbers = Calibration(attention_fraction_ampere=0.5, attention_fraction_other=0.7)
 
-    assert numbers.of_arch("matmul_fraction", "Ampere") == 0.5
-    assert numbers.of_arch("matmul_fraction", "Blackwell") == 0.7
+    assert numbers.attention_fraction("Ampere") == 0.5
+    assert numbers.attention_fraction("CDNA3") == 0.7
 
 
 def test_fractions_are_fractions() -> None:

@@ -64,7 +64,9 @@ def on_cpu(request: Request) -> Request:
     return fitted_to(request, Cluster("cpu", gpus=4, bandwidth_gbps=8, latency_us=0))
 
 
-FLOPS_OF = ("bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "fp8_flops", "best_matmul_flops", "attention_flops")
+FLOPS_OF = (
+    "bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "fp8_flops", "sustained_matmul_flops", "attention_flops",
+)  # fmt: skip
 twice_the_flops = part(**dict.fromkeys(FLOPS_OF, times(2)))
 no_contention = numbers(contention=0.0)
 

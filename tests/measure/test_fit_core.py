@@ -17,7 +17,7 @@ from fsdp_sim.spec import Cluster, gpu
 
 ATTENTION_FLOPS, COPY = 4e10, 4e10
 TRUTH = dataclasses.replace(
-    gpu("cpu"), fp32_flops=8e10, bf16_flops=8e10, best_matmul_flops=8e10, matmul_ramp=30.0, mem_bytes_per_s=1e10,
+    gpu("cpu"), fp32_flops=8e10, bf16_flops=8e10, sustained_matmul_flops=8e10, matmul_ramp=30.0, mem_bytes_per_s=1e10,
     attention_flops=ATTENTION_FLOPS, launch_s=3e-5, backward_launch_s=1e-5,
 )  # fmt: skip
 UNSEEN = [ProbeShape(1, 32, 96, 512), ProbeShape(16, 64, 256, 256), ProbeShape(3, 128, 512, 300, 2)]
@@ -70,7 +70,7 @@ def test_shapes_that_were_left_out_are_predicted_although_the_rest_is_noisy():
     for seen in (SHAPES[:-1], SHAPES[1:]):
         rates = fit_rates(probes(seen, noise=0.05), ATTENTION_FLOPS, COPY)
         part = dataclasses.replace(TRUTH, fp32_flops=rates.matmul_flops, bf16_flops=rates.matmul_flops,
-            best_matmul_flops=rates.matmul_flops, matmul_ramp=rates.matmul_ramp,
+            sustained_matmul_flops=rates.matmul_flops, matmul_ramp=rates.matmul_ramp,
             mem_bytes_per_s=rates.bytes_per_s, launch_s=rates.launch_s or 0.0,
             backward_launch_s=rates.backward_launch_s or 0.0)  # fmt: skip
         for probe in probes(UNSEEN):

@@ -58,17 +58,17 @@ def test_every_part_is_whole(name):
     part = gpu(name)
     assert part.sources
     assert part.mem_bytes >= 12 * 2**30
-    assert 0.5 <= part.matmul_fraction <= 0.9
+    assert 0.45 <= part.matmul_fraction <= 0.9
     assert (link(part.intra).kind, link(part.inter).kind) == ("intra", "inter")
     assert link(part.host).kind in ("intra", "host")  # PCIe is both
     assert Gpu.from_table(name, part.to_table()) == part
 
 
 def test_the_best_matmul_is_the_measured_one_or_that_of_the_architecture():
-    assert gpu("H100").matmul_flops("bf16") == pytest.approx(835e12)
+    assert gpu("H100").matmul_flops("bf16") == pytest.approx(708e12)
     a10g = gpu("A10G")  # none was measured: the median of the A100s'
-    assert a10g.matmul_flops("bf16") / a10g.peak_flops("bf16") == pytest.approx(270 / 312 / 2 + 252.9 / 312 / 2, 0.04)
-    assert gpu("RTX-4090").matmul_fraction == 0.8  # one of its architecture, an L40S, does not speak for it
+    assert a10g.matmul_flops("bf16") / a10g.peak_flops("bf16") == pytest.approx(265 / 312 / 2 + 247 / 312 / 2, 0.04)
+    assert gpu("RTX-4090").matmul_fraction == 0.7  # one of its architecture, an L40S, does not speak for it
 
 
 def test_an_upper_bound_for_a_peak_is_said_to_be_one():
