@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_sim.cost import Calibration, fitted, fitted_spread
+from fsdp_sim.cost import Calibration, fitted, fitted_spread, rates_are_known
 from fsdp_sim.validate.errors import PredictedRow, Summary, summary
 from fsdp_sim.validate.fitting import FittedCalibration
 from fsdp_sim.validate.leave_out import FREE, GROUPS, OF_STACK, HeldOut, fitting_rows, leave_out, other_rows, refit
@@ -132,10 +132,7 @@ def _overall(found: Findings) -> str:
     of_names = {name: [e for h in some for e in h.errors] for name, some in found.held.items()}
     in_sample = [c for c in found.compared if c.time_error is not None]
     known = [h for h in found.held["source"] if h.rows]
-    on_known = [
-        e for h in known for row, e in zip(h.rows, h.errors, strict=True) if Calibration.knows(row.cluster.gpu.arch)
-        and row.cluster.gpu.sustained_matmul_flops
-    ]  # fmt: skip
+    on_known = [e for h in known for row, e in zip(h.rows, h.errors, strict=True) if rates_are_known(row.cluster.gpu)]
     rows = [
         ["llm-foundry: each model", *_cells(summary(of_stack["llm-foundry"]))],
         ["other stacks: each source", *_cells(summary(of_stack["other stacks"]))],
