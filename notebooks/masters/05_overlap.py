@@ -411,7 +411,7 @@ for gbps in (100, 25, 10):
 beside_ddp(tokens, shares, "What FSDP costs depends on the tokens per GPU and on the link")
 
 # %%
-assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.79, 0.75]
+assert [round(min(values), 2) for values in shares.values()] == [0.93, 0.78, 0.75]
 assert all(values[-1] > 0.98 for values in shares.values())
 assert (fast_link := Cluster("A100-SXM-80GB", gpus=64, bandwidth_gbps=100))
 assert (few_tokens := {
