@@ -16,6 +16,7 @@ from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.requests import does_not_fit
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.words import human_rate
 
 GOOD, OPTIMAL = 0.95, 0.999  # of the best plan's speed
 GIB = 2**30
@@ -56,8 +57,8 @@ class BestPlan:
         speed, best = sim.tokens_per_s_per_gpu, self.best
         share = speed / best
         what = (
-            f"{sim.peak_memory_bytes / GIB:.1f} of {sim.memory_limit_bytes / GIB:.1f} GiB, {speed:,.0f} tokens/s per "
-            f"GPU, {share:.0%} of the {best:,.0f} of the best of {len(self._choices())} plans"
+            f"{sim.peak_memory_bytes / GIB:.1f} of {sim.memory_limit_bytes / GIB:.1f} GiB, {human_rate(speed)} tokens/s "
+            f"per GPU, {share:.0%} of the {human_rate(best)} of the best of {len(self._choices())} plans"
         )
         if share < self.passes:
             return not_yet(f"it fits, but is slow: {what}; a pass begins at {self.passes:.0%}", cause)

@@ -16,7 +16,7 @@ from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import safe
-from fsdp_sim.words import byte_unit, human_bytes, human_ms
+from fsdp_sim.words import byte_unit, human_bytes, human_ms, human_rate
 
 SweepRow = Mapping[str, str]
 PLOT_PX = 400
@@ -225,7 +225,7 @@ def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
     asked = [f"{name}={safe(row[name])}" for name in varied if name in row]
     mfu = [f"MFU {_mfu(row)}"] if row["mfu"] else []
     return "<br>".join(
-        [f"<b>{what}</b>", *asked, f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU",
+        [f"<b>{what}</b>", *asked, f"{human_rate(float(row['tokens_per_s_per_gpu']))} tokens/s per GPU",
          *mfu, f"step {human_ms(float(row['step_time_s']))}", _size(row)]
     )  # fmt: skip
 
@@ -264,7 +264,7 @@ def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: 
 
 
 def _described(row: SweepRow, varied: Sequence[str]) -> str:
-    rate = f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU"
+    rate = f"{human_rate(float(row['tokens_per_s_per_gpu']))} tokens/s per GPU"
     asked, size = _asked(row, varied), _size(row)
     return f"{asked} ({rate}, {size})" if asked else f"{rate} and {size}"
 

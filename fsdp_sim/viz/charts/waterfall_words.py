@@ -12,7 +12,7 @@ from fsdp_sim.spec import Model
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import AliveBars, AlivePart
 from fsdp_sim.viz.theme import MEMORY
-from fsdp_sim.words import human_bytes
+from fsdp_sim.words import human_bytes, human_rate
 
 MAX_REMEDIES = 3
 
@@ -78,7 +78,7 @@ def _cure(fixes: list[Change] | None) -> list[str]:
     if not fixes:
         return ["No change that was tried makes it fit."]
     sentences = [
-        f"{c.what} ({human_bytes(c.peak_memory_bytes)}, {c.tokens_per_s_per_gpu:,.0f} tokens/s per GPU)"
+        f"{c.what} ({human_bytes(c.peak_memory_bytes)}, {human_rate(c.tokens_per_s_per_gpu)} tokens/s per GPU)"
         for c in fixes[:MAX_REMEDIES]
     ]
     return [f"What would make it fit, the fastest first: {'; or '.join(sentences)}."]

@@ -10,7 +10,7 @@ from fsdp_sim.diagnose import Explanation, between_steps
 from fsdp_sim.forms import FormState
 from fsdp_sim.requests import category_name, does_not_fit, on_the_edge
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.words import human_bytes, human_ms
+from fsdp_sim.words import human_bytes, human_ms, human_rate
 
 RED, GREEN = "#C0392B", "#1E8449"
 
@@ -36,7 +36,7 @@ def headline(sim: Simulation) -> str:
     low, high = map(human_ms, sim.step_time_interval_s)
     return (
         f"A step takes {human_ms(step_s)}{between}, four times in five {low} to {high}; {comm}. That is "
-        f"{sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU at {sim.mfu:.0%} MFU."
+        f"{human_rate(sim.tokens_per_s_per_gpu)} tokens/s per GPU at {sim.mfu:.0%} MFU."
     )
 
 
@@ -111,7 +111,7 @@ def quantities(sim: Simulation) -> tuple[Quantity, ...]:
     return (
         Quantity("step", human_ms(sim.step_time_s), sim.step_time_s),
         Quantity("exposed communication", human_ms(sim.exposed_comm_s), sim.exposed_comm_s),
-        Quantity("tokens/s per GPU", f"{sim.tokens_per_s_per_gpu:,.0f}", sim.tokens_per_s_per_gpu),
+        Quantity("tokens/s per GPU", human_rate(sim.tokens_per_s_per_gpu), sim.tokens_per_s_per_gpu),
         Quantity("MFU", f"{sim.mfu:.1%}", sim.mfu),
         Quantity("peak memory", human_bytes(peak), peak),
         Quantity("a process can use", human_bytes(limit), limit),
