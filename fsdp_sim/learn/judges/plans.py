@@ -57,8 +57,8 @@ class BestPlan:
         speed, best = sim.tokens_per_s_per_gpu, self.best
         share = speed / best
         what = (
-            f"{sim.peak_memory_bytes / GIB:.1f} of {sim.memory_limit_bytes / GIB:.1f} GiB, {human_rate(speed)} tokens/s "
-            f"per GPU, {share:.0%} of the {human_rate(best)} of the best of {len(self._choices())} plans"
+            f"{sim.peak_memory_bytes / GIB:.1f} of {sim.memory_limit_bytes / GIB:.1f} GiB, {human_rate(speed)} "
+            f"tokens/s per GPU, {share:.0%} of the {human_rate(best)} of the best of {len(self._choices())} plans"
         )
         if share < self.passes:
             return not_yet(f"it fits, but is slow: {what}; a pass begins at {self.passes:.0%}", cause)
