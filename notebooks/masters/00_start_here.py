@@ -60,7 +60,7 @@ viz.timeline(step.predict(), ranks=[0]).titled("A third of this step, the rank w
 
 # %% [markdown]
 # > **Our 8B model.** One story goes through this course. You are to train Llama 3 with 8 billion parameters, on
-# > documents of 8,192 tokens. One H100 cannot hold it. Eight can, just, and a step takes about 1.0 s (0.93 to 1.16).
+# > documents of 8,192 tokens. One H100 cannot hold it. Eight can, just, and a step takes about 1.0 s (0.94 to 1.16).
 # > Then a node dies, and it has to go on with fewer cards. Then it is too slow, on a network that was cheap. And one
 # > morning it hangs. Its numbers are predictions: the time is in the brackets four times in five. You can ask for
 # > each of them, here with `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`.

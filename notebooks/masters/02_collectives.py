@@ -241,12 +241,12 @@ HTML(viz.Table("1002 numbers, 4 ranks", ("", "rank 0 sends"), rows).to_html())
 # the one that it expects to be fastest. Between nodes an all-reduce may go up and down a [double binary
 # tree](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/). On 64 H100 a ring takes
 # 2 × 63 steps, each with its latency; a tree of the eight nodes climbs three levels, and comes down again. Our
-# simulator, fitted to published measurements, gives 64 KiB there 0.28 ms as a ring and 0.10 ms as a tree.
+# simulator, fitted to published measurements, gives 64 KiB there 0.33 ms as a ring and 0.10 ms as a tree.
 
 # %% [markdown]
 # Inside a node the switch can add:
 # [NVLS](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable), and SHARP in the
-# network. Then a GPU sends 1 + 1/W of the message and not 2(W-1)/W: 1 GiB on eight H100 takes 4.1 ms instead of 5.2.
+# network. Then a GPU sends 1 + 1/W of the message and not 2(W-1)/W: 1 GiB on eight H100 takes 4.1 ms instead of 5.3.
 # That is less than any ring can do. It helps DDP, and the all-reduce between copies (chapter 10). All-gathers and
 # reduce-scatters, the two that FSDP needs, are rings in those measurements, and so they are in this course.
 

@@ -604,6 +604,6 @@ print("The trainer's losses on two ranks are", "those" if same else "not those",
 
 # %% [markdown]
 # > **Our 8B model**: each of its 32 blocks lives as yours did, 436 MB that come, go, come again and go. On eight H100
-# > that keeps the network busy for about 152 ms of every step. Is the step 152 ms longer for it?
+# > that keeps the network busy for about 155 ms of every step. Is the step 155 ms longer for it?
 #
 # Next: `05_overlap.ipynb`, how the gathers are hidden.

@@ -17,7 +17,7 @@
 # this chapter you can say why an all-gather is exposed, and tell when no order of issue can help.
 
 # %% [markdown]
-# > **Our 8B model** communicates for about 152 ms of each step on eight H100. Its GPUs wait for only about 17 ms of
+# > **Our 8B model** communicates for about 155 ms of each step on eight H100. Its GPUs wait for only about 17 ms of
 # > that, and nobody has set a flag. Where are the others? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB
 # > --gpus 8 --seq-len 8192`; look under *Why it takes as long*.)
 #

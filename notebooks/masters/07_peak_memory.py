@@ -555,7 +555,7 @@ assert sorted(some, key=counted.__getitem__) == list(knobs)
 
 # %% [markdown]
 # > **Our 8B model:** add `--activation-checkpointing full` to the command above. Now a step holds about 27 GiB and
-# > takes about 1.3 s (1.2 to 1.5), where it took about 1.0 s (0.93 to 1.16). We have room for longer rows and more of
+# > takes about 1.3 s (1.2 to 1.5), where it took about 1.0 s (0.94 to 1.16). We have room for longer rows and more of
 # > them. Before we use it: are the numbers still right?
 #
 # Next: `08_numerics.ipynb`, what changes them.

@@ -18,7 +18,7 @@
 
 # %% [markdown]
 # > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes
-# > about 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.8 to 8.1), and the GPUs wait
+# > about 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.7 to 8.2), and the GPUs wait
 # > for three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
 # > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter
 # > 100GbE`)
@@ -376,7 +376,7 @@ plans.titled("The two fastest shard inside a node, and reduce between nodes once
 # > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends
 # > about as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches
 # > and reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about
-# > 15 s (13 to 18) instead of about 50 s (38 to 65). With InfiniBand it is about 11 s. That is what the better
+# > 15 s (13 to 18) instead of about 50 s (38 to 66). With InfiniBand it is about 11 s. That is what the better
 # > network buys.
 
 # %% [markdown]

@@ -227,7 +227,7 @@ assert find_spec("pytorch_lightning") is None
 # embedding.
 
 # %% [markdown]
-# On eight H100 our model of NVLink gives 49 ms for these 291 gathers, and 38 ms for one gather of everything: small
+# On eight H100 our model of NVLink gives 48 ms for these 291 gathers, and 39 ms for one gather of everything: small
 # tensors pay latency, so frameworks send buckets. The traps are elsewhere. The engine has other names, and fuses q, k
 # and v into one weight. Tied weights must arrive once. And it may still generate with the old ones. (Threads: [trl
 # #7131](https://github.com/huggingface/trl/issues/7131), [verl #6468](https://github.com/volcengine/verl/issues/6468).)

@@ -224,6 +224,6 @@ def test_looked_at_closely_a_figure_answers_the_mouse_in_the_scheme_of_the_page(
     plot.locator(".nsewdrag").first.hover()
     plot.locator(".hoverlayer .hovertext").first.wait_for()
     page.keyboard.press("Escape")
-    assert page.locator("dialog").count() == 0
+    page.locator("dialog").wait_for(state="detached")
     assert page.evaluate("document.activeElement.textContent") == "Look closer"
     assert all(url.startswith(("file:", "data:")) for url in asked)
