@@ -15,6 +15,9 @@ from fsdp_sim.words import in_brief
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
 MATMUL_FRACTION = 0.7  # of the peak, for an architecture with no two measured GPUs: about the median of those measured
+# What keeps long matmuls below the peak is mostly power. An A100, with 400 W for 312 TFLOP/s the best supplied of those
+# that were measured, sustains 85%; one with as much for its peak (GeForce, H20) is taken to as well (unverified).
+POWERED_W_PER_FLOPS, POWERED_FRACTION = 400 / 312e12, 0.85
 COPY_FRACTION = 0.85  # of the datasheet's bandwidth, for a GPU with no measured copy: about that of those measured
 
 _RATE = number(above=True)
@@ -141,8 +144,11 @@ class Gpu:
     @property
     def matmul_fraction(self) -> float:
         """What matmuls sustain over the peak, both in bf16 where it was measured."""
+        peak = self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0
         if self.sustained_matmul_flops is not None:
-            return self.sustained_matmul_flops / (self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0)
+            return self.sustained_matmul_flops / peak
+        if self.tdp_w is not None and self.tdp_w / peak >= POWERED_W_PER_FLOPS and self.arch != "CPU":
+            return POWERED_FRACTION
         return _fraction_of(self.arch)
 
     @property

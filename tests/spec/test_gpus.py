@@ -68,7 +68,14 @@ def test_the_best_matmul_is_the_measured_one_or_that_of_the_architecture():
     assert gpu("H100").matmul_flops("bf16") == pytest.approx(708e12)
     a10g = gpu("A10G")  # none was measured: the median of the A100s'
     assert a10g.matmul_flops("bf16") / a10g.peak_flops("bf16") == pytest.approx(265 / 312 / 2 + 247 / 312 / 2, 0.04)
-    assert gpu("RTX-4090").matmul_fraction == 0.7  # one of its architecture, an L40S, does not speak for it
+    assert gpu("L4").matmul_fraction == 0.7  # one of its architecture, an L40S, does not speak for it
+
+
+def test_a_gpu_with_as_much_power_for_its_peak_as_an_a100_sustains_as_much_of_it():
+    a100 = gpu("A100")
+    for name in ("RTX-4090", "RTX-5090", "H20", "V100"):
+        assert gpu(name).matmul_fraction == pytest.approx(a100.matmul_fraction, rel=0.01), name
+    assert gpu("H100-PCIe-80GB").matmul_fraction < a100.matmul_fraction
 
 
 def test_an_upper_bound_for_a_peak_is_said_to_be_one():
