@@ -239,7 +239,7 @@ def _slice(part: Gpu, profile: str) -> Gpu:
         sizes = ", ".join(f"{g}g.{eighth_gib * m:.0f}gb" for g, m in ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)))
         raise ValueError(f"{part.name} MIG {profile}: there is no such instance; there are {sizes}")
     compute, of_memory = int(found[1]) / _COMPUTE_SLICES[-1], memory / _MEMORY_SLICES
-    shares = dict.fromkeys([to for key, (to, _) in UNITS.items() if key.endswith("tflops")], compute)
+    shares = dict.fromkeys(["tdp_w", *(to for key, (to, _) in UNITS.items() if key.endswith("tflops"))], compute)
     shares |= dict.fromkeys(("mem_bytes", "mem_bytes_per_s", "stream_bytes_per_s", "l2_bytes"), of_memory)
     cut = {name: getattr(part, name) * share for name, share in shares.items() if getattr(part, name) is not None}
     instances = min(_COMPUTE_SLICES[-1] // int(found[1]), _MEMORY_SLICES // memory)

@@ -31,7 +31,7 @@ do less than half of the matmuls of their multiprocessors are left out (A10G, L4
 GEFORCE = re.compile(r"RTX-\d{4}")
 """Parts whose matrix units do half of what others' do, accumulating in float32."""
 RATES = (
-    "mem_bytes_per_s", "stream_bytes_per_s", "sustained_matmul_flops", "attention_flops",
+    "mem_bytes_per_s", "stream_bytes_per_s", "sustained_matmul_flops", "attention_flops", "tdp_w",
     *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
 )  # fmt: skip
 

@@ -85,6 +85,11 @@ def test_an_upper_bound_for_a_peak_is_said_to_be_one():
     assert "upper bound" in part.notes
 
 
+def test_a_mig_instance_sustains_as_much_of_its_peak_as_the_whole():
+    for name, profile in (("H100-PCIe-80GB", "1g.10gb"), ("H100", "3g.40gb"), ("A100-PCIe-40GB", "1g.5gb")):
+        assert gpu(f"{name} MIG {profile}").matmul_fraction == pytest.approx(gpu(name).matmul_fraction)
+
+
 def test_a_mig_instance_is_its_share_of_the_gpu():
     whole, part = gpu("H100"), gpu("H100 MIG 3g.40gb")
     assert part.peak_flops("bf16") == pytest.approx(whole.peak_flops("bf16") * 3 / 7)
