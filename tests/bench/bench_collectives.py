@@ -57,17 +57,12 @@ FITTED = {  # the numbers that the measurements determine; the others are assume
 }
 NEUTRAL = {  # where every fit starts, whatever the family
     "nvlink": {
-        "fraction": 0.8,
-        "base_s": 30e-6,
-        "hop_s": 1e-6,
-        "fill_s": 4e-6,
-        "idle_steps": 0.3,
-        "nvls_fraction": 0.65,
+        "fraction": 0.8, "base_s": 30e-6, "hop_s": 1e-6, "fill_s": 4e-6, "idle_steps": 0.3, "nvls_fraction": 0.65,
         "nvls_fill_s": 75e-6,
     },
     "pcie": {"fraction": 0.4, "base_s": 20e-6, "hop_s": 5e-6, "fill_s": 20e-6, "idle_steps": 0.3},
     "network": {"fraction": 0.85, "base_s": 60e-6, "hop_s": 10e-6, "fill_s": 80e-6},
-}
+}  # fmt: skip
 NOT_FITTED = "L40S"  # see above
 MOST_S = 2e-3  # of any latency: far above all that are determined
 PRIOR = 0.1  # weight of staying at the start: settles what the measurements leave open
@@ -117,7 +112,7 @@ def neutral(numbers: FittedLinks) -> FittedLinks:
     """The same with all that is fitted forgotten."""
     families = dict(numbers.families)
     for family, free in FITTED.items():
-        start = NEUTRAL["nvlink" if family.startswith("nv") else family if family in NEUTRAL else "network"]
+        start = NEUTRAL.get("nvlink" if family.startswith("nv") else family, NEUTRAL["network"])
         families[family] = families[family]._replace(**{name: start[name] for name in free})
     return numbers._replace(families=families, half_bytes=2e6)
 

@@ -64,7 +64,7 @@ def main() -> None:
         rates = {}
         for (library,), rows in groups(of_gpu, "library"):
             long = [row for row in rows if float(row["us"]) > SUSTAINED_US]
-            short = [row for row in rows if row not in long]
+            short = [row for row in rows if float(row["us"]) <= SUSTAINED_US]
             rates[library] = middle(short, matmul_tflops), middle(long, matmul_tflops)
         found = sustained[name] = mean(long for of, (_, long) in rates.items() if LITTLE_POWER not in of)
         part, typical = gpu(name), median(short for short, _ in rates.values())
